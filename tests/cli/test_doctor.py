@@ -8,10 +8,8 @@ import pytest
 from click.testing import Result
 
 from command_line import noisette
-from models_by_key import BY_KEY
 
-MODELS = (
-    """
+MODELS = """
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -63,9 +61,21 @@ def lipschitz(shape, classes):
     return bound, lambda model, x, y: loss(model(x), y), (torch.randn(4, *shape), torch.arange(4))
 
 constant = 7
+
+class ByKey(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(6, 3)
+
+    def forward(self, batch):
+        return self.net(dict(batch.items())["x"])
+
+def by_key():
+    return ByKey()
+
+def with_a_dictionary():
+    return ByKey(), ({"x": torch.zeros(2, 6)},)
 """
-    + BY_KEY
-)
 
 
 @pytest.fixture

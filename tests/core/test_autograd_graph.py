@@ -131,7 +131,7 @@ def gradient_at(losses: Tensor, use: Use) -> list[Tensor | None]:
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_the_walk_finds_what_autograd_reaches(seed: int) -> None:
+def test_the_walk_finds_what_autograd_reaches_and_visits_each_use_once_with_its_gradient(seed: int) -> None:
     losses, recording, parameters = record(Drawn(seed), seed)
     assert losses.grad_fn is not None
     graph = search(losses, recording.uses, parameters)
@@ -141,12 +141,6 @@ def test_the_walk_finds_what_autograd_reaches(seed: int) -> None:
     assert graph.uncovered == ()
     assert graph.reached == nodes & below
     assert graph.above == {node for node in nodes & below if descendants(node, known) & nodes & below}
-
-
-@pytest.mark.parametrize("seed", range(25))
-def test_each_use_is_visited_once_with_the_gradient_at_its_output(seed: int) -> None:
-    losses, recording, parameters = record(Drawn(seed), seed)
-    assert losses.grad_fn is not None
     visits: dict[int, list[Tensor | None]] = {}
 
     def visit(k: int, dy: Tensor | tuple[Tensor | None, ...]) -> None:
@@ -154,7 +148,6 @@ def test_each_use_is_visited_once_with_the_gradient_at_its_output(seed: int) -> 
         visits[k] = list(dy) if isinstance(dy, tuple) else [dy]
 
     uses = dict(enumerate(recording.uses))
-    graph = search(losses, recording.uses, parameters)
     visit_output_gradients(losses, uses, graph, visit, retain_graph=True)
     for k, use in uses.items():
         expected = gradient_at(losses, use)

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 import torch.utils.checkpoint as checkpointing
 from torch import Tensor, nn
 
-import noisette
+from engine_check import Watched
 from model_cases import Forward
 from noisette import OneByOneWarning, PerExampleClip
 from noisette.clipping.engines import BookKeeping, PerExampleLoop, ReweightGP
-from noisette.core.clip import ClippedSum, Clipping, Engine
-from noisette.core.trace import ForwardPass
+from noisette.core.clip import Engine
 from oracle import example_gradients
+from small_loop import clipped_by, start, take_steps
 
 
 def rows(b: int = 6) -> Tensor:
@@ -35,12 +35,7 @@ def squares(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def summed(model: nn.Module, *parts: Tensor, engine: Engine | None = None, capture: str = "eager") -> Tensor:
-    clip = PerExampleClip(model, 0.5, engine=engine, capture=capture)  # pyright: ignore[reportArgumentType]
-    for x in parts:
-        clip.accumulate(squares, x)
-    [total] = clip.pop_sums()
-    clip.close()
-    return torch.cat([g.double().flatten() for g in total.grads])
+    return clipped_by(model, 0.5, squares, *[(x,) for x in parts], engine=engine, capture=capture)
 
 
 def guarded(m: Forward, x: Tensor) -> Tensor:
@@ -221,47 +216,27 @@ def test_layers_are_dropped_as_often_as_they_should_be() -> None:
 
 def test_what_decides_no_branch_is_drawn_for_each_example() -> None:
     """A time that multiplies, beside a condition that is dropped, as in a diffusion model."""
-    seen = []
 
     def forward(m: Forward, x: Tensor) -> Tensor:
         t = torch.rand([], dtype=x.dtype)
         if torch.rand([]) < 0.5:
             x = torch.zeros_like(x)
-        seen.append(t.reshape(1))
         return m.f.bias * t + 0 * m.f(x)
 
-    class Norms(BookKeeping):
-        def clipped_sum(self, forward: ForwardPass, parameters: Mapping[str, Tensor], clipping: Clipping) -> ClippedSum:
-            found = super().clipped_sum(forward, parameters, clipping)
-            norms.append(found.norms[0])
-            return found
-
-    norms: list[Tensor] = []
-    summed(net(forward), rows(), engine=Norms())
-    assert len(norms[0].unique()) == 6
+    watched = Watched(BookKeeping())
+    summed(net(forward), rows(), engine=watched)
+    assert len(watched.norms[0].unique()) == 6
 
 
 def test_a_run_gives_all_microbatches_one_draw() -> None:
     """And another one in the next step; the numbers follow from the key of the run."""
     seen: list[bool] = []
     model = net(lambda m, x: m.f(x) if seen.append(bool(torch.rand([]) < 0.5)) or seen[-1] else 2 * m.f(x))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    run = noisette.privatize(
-        PerExampleClip(model, 1.0, capture="eager"),
-        optimizer,
-        (rows(9),),
-        sampling_rate=1.0,
-        expected_batch_size=9,
-        steps=12,
-        noise_multiplier=1.0,
-    )
-    of_steps = []
-    for batch in run.batches():
-        seen.clear()
-        for [x] in batch.microbatches(4):
-            run.accumulate(squares, x)
-        of_steps.append(set(seen))
-        optimizer.step()
-    run.close()
+    of_steps, clip = [], {"max_grad_norm": 1.0, "capture": "eager"}
+    with start(model, (rows(9),), clip=clip, sampling_rate=1.0, expected_batch_size=9, steps=12) as run:
+        while run.steps_left:
+            seen.clear()
+            take_steps(run, squares, size=4, steps=1)
+            of_steps.append(set(seen))
     assert all(len(one) == 1 for one in of_steps)
     assert len(set(map(frozenset, of_steps))) == 2

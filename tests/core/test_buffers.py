@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from noisette import PerExampleClip, PrivacyError, PrivateRun, privatize
+from noisette import PerExampleClip, PrivacyError, PrivateRun
 from noisette.core.loss import ModelBuffers
+from small_loop import start
 
 X = torch.randn(6, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
@@ -92,39 +93,11 @@ def test_no_example_sees_what_another_has_written(name: str, capture: str) -> No
 
 
 def run_of(model: nn.Module, steps: int = 2) -> PrivateRun:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    settings = {"sampling_rate": 1.0, "expected_batch_size": 6, "noise_multiplier": 1.0}
-    return privatize(PerExampleClip(model, 0.5, capture="eager"), optimizer, (X,), steps=steps, **settings)
+    clip = {"max_grad_norm": 0.5, "capture": "eager"}
+    return start(model, (X,), clip=clip, sampling_rate=1.0, expected_batch_size=6, steps=steps)
 
 
 def nothing(m: Model, x: Tensor) -> None: ...
-
-
-def test_a_buffer_that_the_loop_writes_within_a_batch_is_put_back_and_named() -> None:
-    """As the running mean of a normaliser is that is fitted to the batch."""
-    model = Model(nothing)
-    with run_of(model) as run:
-        batch = next(run.batches())
-        for (x,) in batch.microbatches(6):
-            model.seen.copy_(x.mean(0)[:2])
-            run.accumulate(squares, x)
-        with pytest.raises(PrivacyError, match=r"seen: written between .* before batch\.microbatches\(\)"):
-            run.optimizer.step()
-        assert torch.equal(model.seen, torch.ones(2, dtype=torch.float64))
-
-
-def test_before_the_records_and_after_the_step_the_loop_may_write() -> None:
-    """The remedy: an annealed coefficient, an average of the weights."""
-    model = Model(nothing)
-    with run_of(model) as run:
-        for k, batch in enumerate(run.batches()):
-            model.seen.fill_(1.0 / (1 + k))
-            for (x,) in batch.microbatches(6):
-                run.accumulate(squares, x)
-            run.optimizer.step()
-            model.scale.lerp_(torch.full_like(model.scale, k), 0.1)
-    assert run.steps_taken == 2
-    assert model.seen[0] == 0.5
 
 
 def test_a_parameter_that_is_written_within_a_batch_ends_the_run() -> None:

@@ -82,16 +82,10 @@ def test_an_example_at_every_bound_changes_all_sums_by_one_unit_of_noise(asked: 
     """Releases of two neighbours with the same noise differ by 1 / z in units of the standard deviations."""
     bounds, z, key = [0.3, 2.0, 50.0], 1.7, SecretKey()
     squared = 0.0
-    sums = [
-        (replace(bounded(bound, size=1, dtype=torch.float64), share=share))
-        for bound, share in zip(bounds, asked, strict=False)
-    ]
-    moved = [
-        replace(
-            s, params=tuple(nn.Parameter(p.detach().clone()) for p in s.params), grads=tuple(g.clone() for g in s.grads)
-        )
-        for s in sums
-    ]
+    sums, moved = (
+        [replace(bounded(b, size=1, dtype=torch.float64), share=share) for b, share in zip(bounds, asked, strict=False)]
+        for _ in range(2)
+    )
     for s in moved:
         s.grads[0][0] += s.bound
     for given in (sums, moved):

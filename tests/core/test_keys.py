@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import os
 import pickle
-import random
 import struct
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -16,8 +15,10 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
-import noisette
 from noisette.core.noise import SecretKey
+from noisette.core.steps import seed_torch
+from small_loop import square, take_steps
+from small_loop import start as start_run
 
 SECRET = bytes(range(32))
 ADDRESS = {"purpose": "noise", "name": "weight", "step": 3}
@@ -117,27 +118,10 @@ def test_key_is_never_shown_or_copied() -> None:
 def test_key_is_in_nothing_a_run_could_save(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("noisette.ranks.launch.SecretKey", partial(SecretKey, SECRET))
     model = torch.nn.Linear(3, 1)
-    optimizer = torch.optim.Adam(model.parameters())
-    run = noisette.privatize(
-        noisette.PerExampleClip(model, 1.0),
-        optimizer,
-        torch.randn(9, 3),
-        sampling_rate=1,
-        expected_batch_size=9,
-        steps=1,
-        noise_multiplier=1.0,
-    )
-    for batch in run.batches():
-        for x in batch.microbatches(9):
-            run.accumulate(lambda model, x: model(x).square().sum(), x)
-        optimizer.step()
-    kept = [pickle.dumps(thing) for thing in (model, model.state_dict(), optimizer.state_dict(), run.event)]
-    kept += [
-        repr(vars(run)).encode(),
-        repr(vars(run.ledger)).encode(),
-        repr(run).encode(),
-        repr(vars(run._release)).encode(),
-    ]
+    run = start_run(model, torch.randn(9, 3), optimizer=torch.optim.Adam(model.parameters()), expected_batch_size=9)
+    take_steps(run, square)
+    kept = [pickle.dumps(thing) for thing in (model, model.state_dict(), run.optimizer.state_dict(), run.event)]
+    kept += [repr(shown).encode() for shown in (run, vars(run), vars(run.ledger), vars(run._release))]
     for text in kept:
         assert SECRET not in text
         assert SECRET.hex().encode() not in text
@@ -172,16 +156,13 @@ def test_exhausted_counter_is_refused() -> None:
             words(key, count, start=start)
 
 
-def test_global_seeds_do_not_reach_it() -> None:
-    def seeded() -> np.ndarray:
-        torch.manual_seed(1)
-        np.random.seed(1)
-        random.seed(1)
-        return words(SecretKey())
-
-    assert not np.intersect1d(seeded(), seeded()).size
-    state = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
-    words(SecretKey(SECRET))
-    assert torch.equal(torch.get_rng_state(), state[0])
-    np.testing.assert_array_equal(np.random.get_state()[1], state[1])
-    assert random.getstate() == state[2]
+def test_all_bits_of_a_long_seed_count() -> None:
+    """``torch.manual_seed`` uses 32 bits on a processor, so few that others could try them."""
+    states = []
+    for seed in (7, 7 + 2**64, 7 + 2**200, 7 + 2**64):
+        seed_torch(seed)
+        states.append(torch.rand(4))
+    assert torch.equal(states[1], states[3])
+    assert len({tuple(state.tolist()) for state in states}) == 3
+    torch.manual_seed(7)
+    assert torch.equal(torch.rand(4), states[0]), "a short one is that of torch"

@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from noisette import PerExampleClip, PrivacyError
+from noisette import PrivacyError
 from noisette.core.loss import Microbatch
 from oracle import example_gradients
+from small_loop import clipped_by
 
 X = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 TEXTS = ["a b", "c", "d e f"]
@@ -24,12 +25,8 @@ def net() -> nn.Module:
     return nn.Linear(4, 2).double()
 
 
-def summed(loss: Callable[..., Tensor], *batch: Any, **keywords: Any) -> Tensor:
-    clip = PerExampleClip(net(), 0.5)
-    clip.accumulate(loss, *batch, **keywords)
-    [total] = clip.pop_sums()
-    clip.close()
-    return torch.cat([g.flatten() for g in total.grads])
+def summed(loss: Callable[..., Tensor], *batch: Any) -> Tensor:
+    return clipped_by(net(), 0.5, loss, batch)
 
 
 NO_ROWS: dict[str, tuple[tuple[Any, ...], str]] = {

@@ -6,7 +6,7 @@ The definition is computed in double precision by NumPy, with its logarithm, sin
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -222,49 +222,26 @@ def test_tensors_of_many_sizes_get_the_noise_of_the_plain_pass(
     check_equal_to_plain(tensors, function, start=start)
 
 
-def faulty(change: Callable[[list[Tensor]], Sequence[Tensor]]) -> Compiled:
-    def function(*inputs: Tensor) -> None:
-        noise_of_words(*change([*inputs]))
-
-    return function
-
-
-def without_noise(inputs: list[Tensor]) -> list[Tensor]:
-    return [*inputs[:2], 0 * inputs[2], *inputs[3:]]
-
-
-def one_noise_for_all_tiles(inputs: list[Tensor]) -> list[Tensor]:
-    return [inputs[0][:1].expand_as(inputs[0]), *inputs[1:]]
+Fault = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+FAULTS: dict[str, Fault] = {  # radii, angles, deviation
+    "without noise": lambda k, a, std: (k, a, 0 * std),
+    "one noise for all tiles": lambda k, a, std: (k[:1].expand_as(k), a, std),
+    "half the angles": lambda k, a, std: (k, a & -(2**16) & 0x7FFFFFFF, std),
+    "cut radius": lambda k, a, std: (k | 2**24, a, std),
+    "without levels": lambda k, a, std: (k & MASK, a, std),
+    # By a logarithm in single precision, whatever is closer to one than 2^-24 counts as one.
+    "coarse near one": lambda k, a, std: (torch.where(k & MASK >= 2**53 - 2**28, k | MASK, k), a, std),
+}
 
 
-def half_the_angles(inputs: list[Tensor]) -> list[Tensor]:
-    return [inputs[0], inputs[1] & -(2**16) & 0x7FFFFFFF, *inputs[2:]]
+@pytest.mark.parametrize("name", FAULTS)
+def test_faulty_noise_is_not_used(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    def faulty(*inputs: Tensor) -> None:
+        noise_of_words(*FAULTS[name](*inputs[:3]), *inputs[3:])
 
-
-def cut_radius(inputs: list[Tensor]) -> list[Tensor]:
-    return [inputs[0] | 2**24, *inputs[1:]]
-
-
-def without_levels(inputs: list[Tensor]) -> list[Tensor]:
-    return [inputs[0] & MASK, *inputs[1:]]
-
-
-def coarse_near_one(inputs: list[Tensor]) -> list[Tensor]:
-    """As by a logarithm in single precision: whatever is closer to one than 2^-24 counts as one."""
-    k = inputs[0]
-    return [torch.where(k & MASK >= 2**53 - 2**28, k | MASK, k), *inputs[1:]]
-
-
-FAULTS = [without_noise, one_noise_for_all_tiles, half_the_angles, cut_radius, without_levels, coarse_near_one]
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_faulty_noise_is_not_used(
-    fault: Callable[[list[Tensor]], Sequence[Tensor]], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert not is_faithful(faulty(fault), dtype)
+    assert not is_faithful(faulty, dtype)
     source = CompiledNoise(schedule_of("compiled"), lambda: 1.0)
-    monkeypatch.setattr(source, "compiled", lambda *_: faulty(fault))
+    monkeypatch.setattr(source, "compiled", lambda *_: faulty)
     tensor = torch.zeros(100 * TILE, dtype=dtype)
     with pytest.warns(UserWarning, match="compiled noise differs"):
         GaussianNoise(KEY, source).add_({"a": tensor}, step=3, std=0.8)

@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from noisette import PerExampleClip, PrivacyError, PrivateRun, privatize
+from noisette import PerExampleClip, PrivacyError, PrivateRun
 from oracle import example_gradients
+from small_loop import clipped_by, start
 
 X = torch.randn(8, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 Y = torch.arange(8) % 2
@@ -24,9 +25,8 @@ def net() -> nn.Module:
 
 
 def run_of(model: nn.Module, capture: Any = "eager") -> PrivateRun:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    settings = {"sampling_rate": 1.0, "expected_batch_size": 8, "noise_multiplier": 1e-9}
-    return privatize(PerExampleClip(model, 0.5, capture=capture), optimizer, (X, Y), steps=3, **settings)
+    clip = {"max_grad_norm": 0.5, "capture": capture}
+    return start(model, (X, Y), clip=clip, sampling_rate=1.0, expected_batch_size=8, noise_multiplier=1e-9)
 
 
 def steps(run: PrivateRun) -> Iterator[tuple[Tensor, Tensor]]:
@@ -128,8 +128,5 @@ def test_a_teacher_from_before_the_run_may_train_or_not() -> None:
     for frozen in (False, True):
         teacher.requires_grad_(not frozen)
         truth = example_gradients(model, distil, (X, Y)).clipped(0.5).vector
-        clip = PerExampleClip(model, 0.5)
-        clip.accumulate(distil, X, Y)
-        [total] = clip.pop_sums()
-        torch.testing.assert_close(torch.cat([g.flatten() for g in total.grads]), truth)
+        torch.testing.assert_close(clipped_by(model, 0.5, distil, (X, Y)), truth)
     assert all(p.grad is None for p in teacher.parameters())

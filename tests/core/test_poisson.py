@@ -53,28 +53,6 @@ def test_law(rate: float) -> None:
     check_poisson(inclusions(size=200, rate=rate, steps=3000), rate)
 
 
-def shuffled(size: int, rate: float, steps: int) -> np.ndarray:
-    rng, table = np.random.default_rng(0), np.zeros((steps, size))
-    length = round(size * rate)
-    for epoch in range(0, steps, size // length):
-        for k, part in enumerate(np.array_split(rng.permutation(size), size // length)):
-            table[epoch + k, part] = 1
-    return table
-
-
-def fixed_size(size: int, rate: float, steps: int) -> np.ndarray:
-    rng, table = np.random.default_rng(0), np.zeros((steps, size))
-    for row in table:
-        row[rng.choice(size, round(size * rate), replace=False)] = 1
-    return table
-
-
-@pytest.mark.parametrize("wrong", [shuffled, fixed_size, lambda n, q, t: inclusions(n, 1.05 * q, t)])
-def test_the_check_sees_other_samplers(wrong) -> None:
-    with pytest.raises(AssertionError):
-        check_poisson(wrong(200, 0.2, 3000), 0.2)
-
-
 def test_batches_are_a_function_of_key_and_step() -> None:
     key = SecretKey(bytes(32))
     one, two = (PoissonSampler(size=500, sampling_rate=0.3, key=key) for _ in range(2))

@@ -5,14 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from noisette.core.forms import find_rule, match, named_arguments, rule
-from noisette.rules.linear import linear_weight
-
-
-def test_find_rule() -> None:
-    assert find_rule(torch.nn.functional.linear, "weight") is linear_weight
-    assert find_rule(torch.nn.functional.linear, "features") is None
-    assert find_rule(torch.addbmm, "weight") is None
+from noisette.core.forms import match, named_arguments, rule
 
 
 def test_second_rule_of_an_operand_is_refused() -> None:

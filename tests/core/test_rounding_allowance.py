@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from noisette import PerExampleClip
 from noisette.clipping.engines import BookKeeping, PerExampleLoop, ReweightGP
 from noisette.core.clip import Engine
 from noisette.core.release import ROUNDING
+from small_loop import clipped_by
 
 BOUND, WIDTH = 0.7, 64
 
@@ -40,12 +40,8 @@ ENGINES = [BookKeeping(), ReweightGP(), PerExampleLoop()]
 def summed(x: Tensor, engine: Engine, size: int) -> Tensor:
     """The clipped sum of a linear model whose gradients are the examples, in double precision."""
     model = nn.Linear(WIDTH, 1, bias=False)
-    clip = PerExampleClip(model, BOUND, engine=engine, capture="eager")
-    for part in x.split(size):
-        clip.accumulate(lambda model, x: model(x).sum(), part)
-    [total] = clip.pop_sums()
-    clip.close()
-    return total.grads[0].double().flatten()
+    parts = [(part,) for part in x.split(size)]
+    return clipped_by(model, BOUND, lambda model, x: model(x).sum(), *parts, engine=engine, capture="eager")
 
 
 @pytest.mark.parametrize("count", [256, 4096])

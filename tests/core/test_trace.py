@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode_stack as modes
 
+from forward_pass import recorded_losses
 from model_cases import Forward, mlp, parameter, squares
 from noisette.core.backward import search
-from noisette.core.loss import Microbatch, ModelBuffers, OutsideTensors
-from noisette.core.trace import ForwardPass, record_losses
+from noisette.core.trace import ForwardPass
 from noisette.core.vmap import current_level
 from noisette.errors import PrivacyError
 
@@ -20,8 +20,7 @@ X = torch.randn(3, 6)
 
 
 def recorded(model: nn.Module, loss: Callable[..., Tensor] = squares, x: Tensor = X) -> ForwardPass:
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    return record_losses(loss, model, Microbatch((x,), {}), trained, ModelBuffers(model), OutsideTensors(), ())
+    return recorded_losses(model, loss, x)
 
 
 def operations(found: ForwardPass) -> list[str]:

@@ -2,14 +2,115 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
-from noisette import Ledger
+from noisette import Ledger, PerExampleClip, PrivateRun, Ranks
 from process_group import Outcome, alone, on_ranks
-from ranks_failures import PLACES, STEPS, die, hang, refuse, resume, run_out_of_memory, train
+from ranks_loop import RECORDS, TERMS, network, records
+from small_loop import loss, start
+
+STEPS = 8
+# Where a rank may be struck: the object whose method is about to run, or has just run.
+PLACES = {
+    "before the reservation": ("noisette.accounting.ledger.Ledger.reserve", True),
+    "after the reservation": ("noisette.accounting.ledger.Ledger.reserve", False),
+    "before the batch is drawn": ("noisette.core.batches.PoissonSampler.indices", True),
+    "in a microbatch": ("noisette.run.per_example.PerExampleClip.add", True),
+    "before the commit": ("noisette.accounting.ledger.Ledger.commit", True),
+    "after the commit": ("noisette.accounting.ledger.Ledger.commit", False),
+    "before the sums are joined": ("noisette.ranks.process_group.Ranks.add_up", True),
+    "in the noise": ("noisette.core.noise.GaussianNoise.add_", True),
+    "before the parts are gathered": ("noisette.ranks.process_group.Ranks.gather_into", True),
+    "after the parts are gathered": ("noisette.ranks.process_group.Ranks.gather_into", False),
+    "after the release": ("noisette.core.steps.DpSgd._after_step", True),
+    "in a checkpoint": ("noisette.run.private.PrivateRun.save", True),
+    "after a checkpoint": ("noisette.run.private.PrivateRun.save", False),
+}
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hang() -> None:
+    time.sleep(1e6)
+
+
+def refuse() -> None:
+    raise ValueError("this rank refuses")
+
+
+def run_out_of_memory() -> None:
+    raise MemoryError("no memory on this rank")
+
+
+@contextmanager
+def struck(place: str, rank: int, strike: Callable[[], None], *, at: int) -> Iterator[None]:
+    """Within it this rank is struck when it comes to a place for the ``at``-th time."""
+    target, before = PLACES[place]
+    owner, name = target.rpartition(".")[::2]
+    module, of = owner.rpartition(".")[::2]
+    with pytest.MonkeyPatch.context() as patch:
+        kind = getattr(__import__(module, fromlist=[of]), of)
+        whole, calls = getattr(kind, name), []
+
+        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            calls.append(1)
+            if before and len(calls) == at:
+                strike()
+            result = whole(self, *args, **kwargs)
+            if not before and len(calls) == at:
+                strike()
+            return result
+
+        if dist.get_rank() == rank:
+            patch.setattr(kind, name, method)
+        yield
+
+
+def train(folder: Path, place: str, victim: int, strike: Callable[[], None], timeout: float) -> int:
+    """Train with checkpoints until one rank is struck; return the number of steps taken.
+
+    A file for each rank gets one byte for every release, right after it.
+    """
+    with struck(place, victim, strike, at=3):
+        declared = {"sampling_rate": 0.3, "expected_batch_size": 0.3 * RECORDS} | TERMS | {"steps": STEPS}
+        ledger, ranks = folder / "ledger.jsonl", Ranks(timeout=timeout)
+        with start(network(), records(), ledger=ledger, ranks=ranks, **declared) as run:
+            run.save(folder / "checkpoint")  # a rank may be struck in its first step
+            return go_on(run, folder)
+
+
+def go_on(run: PrivateRun, folder: Path) -> int:
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    with (folder / f"released-{rank}").open("ab", buffering=0) as released:
+        for batch in run.batches():
+            for x, y in batch.microbatches(5):
+                run.accumulate(loss, x, y)
+            run.optimizer.step()
+            released.write(b".")
+            run.save(folder / "checkpoint")
+    return run.steps_taken
+
+
+def resume(folder: Path) -> tuple[int, int]:
+    """Go on to the end; return the steps taken and lost."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with PrivateRun.resume(folder / "checkpoint", PerExampleClip(model, 0.5), optimizer, records()) as run:
+        go_on(run, folder)
+        return run.steps_taken, run.steps_lost
+
 
 TIMEOUT, PATIENCE = 6.0, 20.0  # seconds; the second is for ranks that come, on a busy machine too
 

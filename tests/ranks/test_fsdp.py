@@ -5,14 +5,169 @@ from __future__ import annotations
 import itertools
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.nn import functional as F
 
-from fsdp_loop import refused, restored, run_out_once, spoilt, start_and_save, take_steps
+from noisette import CyclicPoisson, Loss, PerExampleClip, Poisson, PrivateRun
+from noisette.clipping.engines import BookKeeping
+from noisette.core.clip import ClippedSum
+from noisette.core.trace import ForwardPass
 from noisette.run import checkpoint as checkpoint_file
 from process_group import alone, on_ranks
-from ranks_loop import Course
+from ranks_loop import RECORDS, Course, course_of, whole
+from small_loop import start
+from small_loop import take_steps as all_steps
+
+WORDS, LENGTH, WIDTH = 11, 5, 6
+STEPS = 4
+
+
+class Transformer(nn.Module):
+    """Tied embedding, a parameter of its own, and shapes that no number of ranks divides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS, WIDTH)
+        self.blocks = nn.ModuleList([nn.TransformerEncoderLayer(WIDTH, 2, 7, 0.0, batch_first=True) for _ in range(2)])
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+        self.frozen = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+        self.head = nn.Linear(WIDTH, WORDS, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.embedding(x)
+        for block in self.blocks:
+            h = block(h)
+        return self.head(self.frozen(h) * self.scale)
+
+
+def texts() -> Tensor:
+    return torch.randint(WORDS, (RECORDS, LENGTH), generator=torch.Generator().manual_seed(3))
+
+
+def text_loss(model: nn.Module, x: Tensor) -> Tensor:
+    return F.cross_entropy(model(x[:, :-1]).flatten(0, 1), x[:, 1:].flatten())
+
+
+def sharded(model: Transformer, kind: str) -> nn.Module:
+    """The model on the ranks of the process group, if there is one."""
+    if not dist.is_initialized():
+        return model
+    size = dist.get_world_size()
+    if kind == "hsdp":
+        mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("replicas", "shards"))
+    else:
+        mesh = init_device_mesh("cpu", (size,))
+    options: dict[str, Any] = {"mesh": mesh}
+    if kind == "kept":
+        options["reshard_after_forward"] = False
+    for block in model.blocks:
+        fully_shard(block, **options)
+    fully_shard(model, **options)
+    return model
+
+
+def begin(
+    model: nn.Module, *, rate: float = 0.2, expected: float = 12.0, bands: int | None = None, **more: Any
+) -> PrivateRun:
+    return start(
+        model,
+        (texts(),),
+        optimizer=torch.optim.AdamW(model.parameters(), lr=0.05),
+        clip={"max_grad_norm": 0.3},
+        sampling_rate=rate,
+        expected_batch_size=expected,
+        steps=STEPS,
+        noise_multiplier=1.1,
+        delta=1e-3,
+        allow_large_delta=True,
+        sampling=CyclicPoisson(bands) if bands else Poisson(),
+        **more,
+    )
+
+
+def take_steps(
+    kind: str = "fsdp", *, dtype: torch.dtype = torch.float64, size: Any = 3, loss: Loss = text_loss, **declared: Any
+) -> Course:
+    torch.manual_seed(2)
+    model = sharded(Transformer().to(dtype), kind)
+    with begin(model, **declared) as run:
+        return course_of(run, model, size, loss)
+
+
+def spoilt(word: int) -> Course:
+    """Texts that begin with this word have gradients that are not finite."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return text_loss(model, x) / (x[:, 0] != word).double().squeeze()
+
+    return take_steps(loss=loss)
+
+
+def start_and_save(folder: Path, steps: int) -> int:
+    """Take some steps of a sharded run and save it; the ledger is on disk."""
+    torch.manual_seed(2)
+    model = sharded(Transformer().double(), "fsdp")
+    with begin(model, ledger=folder / "ledger.jsonl") as run:
+        all_steps(run, text_loss, size=3, steps=steps)
+        model(texts()[:2, :-1])  # leaves whole parameters at the root
+        run.save(folder / "checkpoint")
+        return run.steps_taken
+
+
+def restored(folder: Path) -> dict[str, Any]:
+    """The weights and the optimizer's state of a run that goes on; then the rest of its steps."""
+    torch.manual_seed(5)
+    model = sharded(Transformer().double(), "fsdp")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    with PrivateRun.resume(folder / "checkpoint", PerExampleClip(model, 0.3), optimizer, (texts(),)) as run:
+        found = {name: whole(p.detach()) for name, p in run.bound.parameters.items()}
+        for k, values in enumerate(optimizer.state.values()):
+            found |= {f"{k} {name}": whole(value) for name, value in values.items()}
+        all_steps(run, text_loss, size=3)
+        assert run.steps_spent == STEPS
+    return found
+
+
+def refused(what: str) -> None:
+    """Ask for something that a sharded model cannot do."""
+    torch.manual_seed(2)
+    model = Transformer()
+    if what == "mixed precision":
+        fully_shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+    elif what == "FSDP1":
+        model = FullyShardedDataParallel(model, use_orig_params=True, device_id=torch.device("cpu"))
+    elif what == "tensor parallel":
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        parallelize_module(model.blocks[0].linear1, mesh, ColwiseParallel())
+    else:
+        fully_shard(model)
+    PerExampleClip(model, 1.0)
+
+
+def run_out_once() -> Course:
+    """Memory runs out once, on rank 1 alone, in a microbatch of several examples."""
+    whole_sum, ran_out = BookKeeping.clipped_sum, []
+
+    def clipped_sum(self: BookKeeping, forward: ForwardPass, *args: Any) -> ClippedSum:
+        if not ran_out and len(forward.losses) > 1 and dist.is_initialized() and dist.get_rank() == 1:
+            ran_out.append(1)
+            raise torch.OutOfMemoryError("planted")
+        return whole_sum(self, forward, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BookKeeping, "clipped_sum", clipped_sum)
+        course = take_steps(size="auto")
+    assert not dist.is_initialized() or dist.get_rank() != 1 or ran_out
+    return course
 
 
 def same(courses: list[Course], truth: Course) -> None:

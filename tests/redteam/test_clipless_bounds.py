@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -17,12 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
+from lipschitz_networks import dense
 from noisette import LipschitzBound, PrivacyError, certify
 from noisette.lipschitz.projections import FrobeniusBall
 from noisette.lipschitz.propagation import Stretching
 from noisette.nn.lipschitz import (
     BoundedInput,
-    GroupSort2,
     HuberLoss,
     Scale,
     SpectralConv2d,
@@ -34,13 +33,6 @@ from noisette.nn.lipschitz import (
 F = nn.functional
 TAU = 20.0
 Sums = dict[str, tuple[Tensor, float]]  # by parameter: the sum that is released, and its sensitivity
-
-
-def dense(*widths: int, x0: float = 2.0) -> nn.Sequential:
-    layers: list[nn.Module] = [BoundedInput(x0)]
-    for inputs, outputs in pairwise(widths):
-        layers += [SpectralLinear(inputs, outputs), GroupSort2()]
-    return nn.Sequential(*layers[:-1]).double()
 
 
 def bound_of(model: nn.Module, shape: tuple[int, ...] = (6,), **settings: Any) -> LipschitzBound:

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, Subset
 
-from noisette import PaddedBuckets, PerExampleClip, Users, privatize
+from noisette import PaddedBuckets, PerExampleClip, Users
 from noisette.run.loading import MeasuredSize, UnmeasuredMemory, records_of
 from oracle import clipped_sum
+from small_loop import loss, start
 
 C, MOST = 0.3, 1 + 2.0**-13  # what a sum may move, in bounds
 X = torch.randn(20, 6, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
@@ -56,10 +57,6 @@ POOLS: dict[str, Make] = {
 words = POOLS["mean"]
 
 
-def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return nn.functional.cross_entropy(model(x), y)
-
-
 def of_fields(model: nn.Module, fields: Any) -> Tensor:
     return loss(model, fields["x"], fields["y"])
 
@@ -84,11 +81,9 @@ def released_sum(
     **loading: Any,
 ) -> Tensor:
     """The clipped sum of one batch of all records, by a memory that holds so many examples."""
-    model = make()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    clip = PerExampleClip(model, C, capture="eager")
+    clip = PerExampleClip(make(), C, capture="eager")
     declared: dict[str, Any] = {"expected_batch_size": 1, "sampling_rate": 1.0, "steps": 1, "noise_multiplier": 1e-9}
-    with privatize(clip, optimizer, dataset, **declared, collate_fn=collate) as run:
+    with start(clip.model, dataset, clip=clip, **declared, collate_fn=collate) as run:
         run._measured = MeasuredSize(UnmeasuredMemory())
         for batch in run.batches(**loading):
             for part in batch.microbatches(size):
@@ -99,8 +94,8 @@ def released_sum(
                         run.accumulate(loss, *as_batch(part))
                     else:
                         run.accumulate(of_fields, part)
-            optimizer.step()
-    return torch.cat([p.grad.flatten() for p in model.parameters()])
+            run.optimizer.step()
+    return torch.cat([p.grad.flatten() for p in clip.model.parameters()])
 
 
 def assert_alone(

@@ -15,6 +15,7 @@ from noisette.clipping.rules import AdaptiveClip, FlatClipping
 from noisette.core.forms import Dense, Outer, gram_product
 from noisette.core.noise import SecretKey
 from noisette.core.release import ROUNDING, BoundedSum, GaussianRelease
+from small_loop import clipped_by
 
 MOST = 1 + 2.0**-13  # of the bound: the noise is that of a sensitivity so much larger
 ENGINES = [engines.BookKeeping(), engines.ReweightGP(), engines.PerExampleLoop(), engines.Vmap()]
@@ -26,10 +27,7 @@ def scaled_sum(model: nn.Module, x: Tensor, scale: Tensor) -> Tensor:
 
 
 def clipped_sum(model: nn.Module, x: Tensor, scale: Tensor, bound: float, engine: Any) -> Tensor:
-    clip = PerExampleClip(model, bound, engine=engine, capture="eager")
-    clip.accumulate(scaled_sum, x, scale)
-    [total] = clip.pop_sums()
-    return torch.cat([g.double().flatten() for g in total.grads])
+    return clipped_by(model, bound, scaled_sum, (x, scale), engine=engine, capture="eager")
 
 
 def orders(b: int, d: int) -> dict[str, tuple[Tensor, Tensor]]:
@@ -80,23 +78,13 @@ def test_sums_of_half_precision_weights_are_in_single_precision(dtype: torch.dty
     assert all(g.dtype is torch.float32 for g in clip.pop_sums()[0].grads)
 
 
-def mlp_block() -> nn.Module:
-    return nn.Sequential(nn.Linear(768, 3072), nn.GELU(), nn.Linear(3072, 768))
-
-
-class Lookup(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(8000, 768)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.table(ids)
-
-
 REAL: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
-    "feed-forward block on a sequence": (mlp_block, lambda: torch.randn(2, 4, 768)),
+    "feed-forward block on a sequence": (
+        lambda: nn.Sequential(nn.Linear(768, 3072), nn.GELU(), nn.Linear(3072, 768)),
+        lambda: torch.randn(2, 4, 768),
+    ),
     "linear": (lambda: nn.Linear(4096, 4096), lambda: torch.ones(2, 4096)),
-    "embedding": (Lookup, lambda: torch.randint(0, 8000, (2, 64))),
+    "embedding": (lambda: nn.Embedding(8000, 768), lambda: torch.randint(0, 8000, (2, 64))),
     "convolution": (lambda: nn.Conv2d(512, 512, 3, padding=1), lambda: torch.randn(2, 512, 7, 7)),
 }
 

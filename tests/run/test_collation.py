@@ -43,11 +43,7 @@ DIFFERENT: list[tuple[Any, Any, str]] = [
     ((ONE, 1), (OTHER,), r"the records have different shapes, such as \(2,\) and \(1,\); pad it"),
     ({"x": ONE}, OrderedDict(x=OTHER), "different types, such as dict and OrderedDict"),
     (ONE, OTHER.double(), r"different types, such as Tensor of torch\.float32 and Tensor of torch\.float64"),
-    (
-        (ONE, 1),
-        (OTHER, 0.5),
-        r"the field 1 has different types, such as Tensor of torch\.int64 and Tensor of torch\.fl",
-    ),
+    ((ONE, 1), (OTHER, 0.5), r"the field 1 has different types, such as .*torch\.int64 and Tensor of torch\.fl"),
     ((ONE, [1, 2]), (OTHER, [1, 2.5]), r"the field '1\.1' has different types"),
     ((ONE, [1, 2]), (OTHER, [1]), "the field 1 has another shape in some records, such as .*; pad it"),
     ((ONE, 1), (torch.zeros(4), 1), "the field 0 has another shape in some records, such as .*; pad it"),
@@ -101,21 +97,8 @@ def found_in(value: Any) -> Any:
 @pytest.mark.parametrize(
     "container",
     [
-        *(
-            lambda x: {"x": x},
-            lambda x: UserDict(x=x),
-            lambda x: OrderedDict(x=x),
-            lambda x: MappingProxyType({"x": x}),
-        ),
-        *(
-            lambda x: (x, x),
-            lambda x: [x, x],
-            lambda x: Pair(x, 3),
-            Single,
-            lambda x: Sample(x, "name"),
-            lambda x: deque([x]),
-        ),
-        *(lambda x: (x.numpy(),), lambda x: {"x": x.numpy()}),
+        *(lambda x: UserDict(x=x), lambda x: MappingProxyType({"x": x}), lambda x: {"x": x.numpy()}),
+        *(lambda x: [x, x], Single, lambda x: Sample(x, "name"), lambda x: deque([x])),
     ],
 )
 def test_rows_in_containers(container: Any) -> None:
@@ -142,9 +125,7 @@ def test_what_is_no_tensor_becomes_a_list() -> None:
         "none for some": [None, "b", None],
         "objects": [Opaque(A), Opaque(B), Opaque(D)],
         "tokens": [["a", "b"], ["c"], []],
-        "arrays of texts": [np.array(["a"]), np.array(["b", "c"]), np.array([])],
     }
-    entries["arrays of texts"][2] = entries["arrays of texts"][0]
     for values in entries.values():
         whole = joined([{"x": one, "more": value} for one, value in zip((A, B, D), values, strict=True)])
         assert whole["more"] == values
@@ -164,11 +145,7 @@ def test_a_microbatch_of_one_record_is_given_as_it_is() -> None:
 # Microbatches of one record.
 NOT_JOINED: list[tuple[Any, Any, str]] = [
     ((A, A), (B, torch.ones(2, 2)), r"the field 1 of one record the shape \(2, 2\), but the first axis"),
-    (
-        torch.ones(5, 1),
-        torch.ones(4, 1),
-        r"a tensor of one record the shape \(5, 1\).*in the shape \(1, \.\.\.\).*graphs",
-    ),
+    (torch.ones(5, 1), torch.ones(4, 1), r"one record the shape \(5, 1\).*the shape \(1, \.\.\.\).*graphs"),
     (A, torch.ones(1, 3), r"shapes, such as \(1, 2\) and \(1, 3\): pad .*PaddedBuckets.*Graphs.*microbatches\(1\)"),
     (torch.tensor(1.0), torch.ones(1), "different shapes"),
     ((A, None), (B, B), "the field 1 has different types, such as NoneType and Tensor"),
@@ -253,12 +230,6 @@ def test_automatic_size_grows_in_each_bucket_by_itself() -> None:
     ]
 
 
-def test_records_keep_their_order_within_a_bucket() -> None:
-    dataset = PaddedBuckets([(ids, k) for k, ids in enumerate(IDS)], EDGES)
-    _, places = microbatches(dataset, SHORTEST, 100)[0]
-    assert places.tolist() == SHORTEST.tolist()
-
-
 def test_empty_batch_and_empty_data_set() -> None:
     assert microbatches(PaddedBuckets(IDS, EDGES), np.arange(0), 4) == []
     empty = PaddedBuckets([], EDGES)
@@ -268,11 +239,8 @@ def test_empty_batch_and_empty_data_set() -> None:
 
 RECORD_FORMS: dict[str, tuple[list[Any], Any]] = {
     "tensors": (IDS, 0),
-    "arrays": ([ids.numpy() for ids in IDS], 0),
     "lists": ([ids.tolist() for ids in IDS], 0),
-    "pairs": ([(ids, k) for k, ids in enumerate(IDS)], 0),
     "places": ([(k, ids) for k, ids in enumerate(IDS)], {1: 0}),
-    "names": ([{"ids": ids, "label": k} for k, ids in enumerate(IDS)], {"ids": 0}),
     "mapping": ([UserDict(ids=ids.tolist(), label=k) for k, ids in enumerate(IDS)], {"ids": 0}),
 }
 
@@ -280,28 +248,12 @@ RECORD_FORMS: dict[str, tuple[list[Any], Any]] = {
 @pytest.mark.parametrize(("records", "pad"), RECORD_FORMS.values(), ids=RECORD_FORMS)
 def test_forms_of_records(records: list[Any], pad: Any) -> None:
     [part] = microbatches(PaddedBuckets(records, EDGES, pad=pad), SHORTEST, 100)
-    rows = (
-        part["ids"]
-        if isinstance(part, dict)
-        else next(x for x in part if x.dim() == 2)
-        if isinstance(part, list)
-        else part
-    )
+    fields = [*part.values()] if isinstance(part, dict) else part if isinstance(part, list) else [part]
+    rows = next(field for field in fields if field.dim() == 2)
     assert rows.shape == (6, 4)
     assert ids_of(rows) == [IDS[k].tolist() for k in SHORTEST]
     if isinstance(part, dict):
         assert part["label"].tolist() == SHORTEST.tolist()
-
-
-def test_fields_of_a_tokenizer_with_labels_for_each_token() -> None:
-    records = [{"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids + 100} for ids in IDS]
-    dataset = PaddedBuckets(records, EDGES, pad={"input_ids": 7, "attention_mask": 0, "labels": -100})
-    assert {name: field.tolist() for name, field in dataset[0].items()} == {
-        "input_ids": [1, 2, 3, 7],
-        "attention_mask": [1, 1, 1, 0],
-        "labels": [101, 102, 103, -100],
-    }
-    assert all(len(field) == 16 for field in dataset[5].values()), "longer ones are cut to the last edge"
 
 
 def test_a_fingerprint_knows_the_data_set_by_its_records() -> None:
@@ -312,16 +264,12 @@ def test_a_fingerprint_knows_the_data_set_by_its_records() -> None:
 
 REFUSED = {
     "no edges": (IDS, (), 0, "at least one as edges"),
-    "edge of zero": (IDS, (0, 4), 0, "at least one as edges"),
-    "part of a position": (IDS, (2.5, 4), 0, "at least one as edges"),
     "descending": (IDS, (8, 4), 0, "ascending"),
-    "twice": (IDS, (4, 4), 0, "ascending"),
     "no index": (iter(IDS), EDGES, 0, "no length and index"),
     "unnamed fields": ([{"a": IDS[0]}], EDGES, 0, "name the fields of record 0"),
     "missing field": ([{"a": IDS[0]}, {"b": IDS[0]}], EDGES, {"a": 0}, "record 1 has no field 'a'"),
     "fields of different lengths": ([(IDS[0], IDS[1])], EDGES, {0: 0, 1: 0}, "record 0 differ in length"),
     "other types": ([IDS[0], IDS[0].float()], EDGES, 0, "positions of record 1"),
-    "other positions": ([torch.ones(3, 2), torch.ones(3, 4)], EDGES, 0, "positions of record 1"),
     "number": ([torch.tensor(3)], EDGES, 0, "first axis, got the number 3"),
 }
 
@@ -344,15 +292,3 @@ def test_a_microbatch_holds_one_pair_of_buckets() -> None:
         for source, target in zip(part["source"], part["target"], strict=True)
     ]
     assert sorted(found) == sorted([(n, m) for n in (2, 7) for m in (3, 6, 7)] * 2)
-
-
-def test_a_field_that_is_not_padded_is_named_where_it_differs() -> None:
-    texts = [{"ids": [1, 2, 3][:n], "tags": [0] * n} for n in (2, 3)]
-    with pytest.raises(ValueError, match="the field 'tags' has another shape"):
-        microbatches(
-            PaddedBuckets([{k: torch.tensor(v) for k, v in t.items()} for t in texts], (4,), pad={"ids": 0}),
-            range(2),
-            2,
-        )
-    with pytest.raises(ValueError, match="the field 'ids' has another shape"):
-        microbatches([{"ids": torch.zeros(n)} for n in (2, 3)], range(2), 2)  # type: ignore[arg-type]

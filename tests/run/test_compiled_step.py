@@ -7,6 +7,7 @@ while tracing.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,6 @@ pytestmark = [
     pytest.mark.usefixtures("known_key"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of torch itself, while it traces
 ]
-Optimizers = Callable[[nn.Module], torch.optim.Optimizer]
 
 
 class Derived(torch.optim.SGD):
@@ -38,16 +38,8 @@ class Derived(torch.optim.SGD):
         super().step()
 
 
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
-
-
-def adam(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.Adam(model.parameters(), lr=0.1)
-
-
-def derived(model: nn.Module) -> torch.optim.Optimizer:
-    return Derived(model.parameters(), lr=0.5)
+Optimizers = Callable[..., torch.optim.Optimizer]
+sgd, adam = partial(torch.optim.SGD, lr=0.5, momentum=0.9), partial(torch.optim.Adam, lr=0.1)
 
 
 def net() -> nn.Module:
@@ -78,7 +70,8 @@ def compiled(step: Callable[[], object]) -> Callable[[], object]:
 
 
 @pytest.mark.parametrize(
-    ("make", "when"), [(sgd, "before privatize"), (adam, "called before privatize"), (derived, "after privatize")]
+    ("make", "when"),
+    [(sgd, "before privatize"), (adam, "called before privatize"), (partial(Derived, lr=0.5), "after privatize")],
 )
 def test_a_compiled_step_is_the_step(make: Optimizers, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[int] = []
@@ -99,7 +92,7 @@ def test_a_compiled_step_is_the_step(make: Optimizers, when: str, monkeypatch: p
         drawn.clear()
         ended: list[PerExampleClip] = []
         model = net()
-        optimizer = make(model)
+        optimizer = make(model.parameters())
         step: Callable[[], object] = compiled(optimizer.step) if is_compiled and "before" in when else optimizer.step
         if when == "called before privatize":
             step()  # without gradients, so that nothing moves
@@ -120,7 +113,7 @@ def test_a_compiled_step_is_the_step(make: Optimizers, when: str, monkeypatch: p
 
 def test_a_compiled_step_without_a_batch_is_refused() -> None:
     model = net()
-    optimizer = sgd(model)
+    optimizer = sgd(model.parameters())
     with begin(model, optimizer) as run:
         step = compiled(optimizer.step)
         with pytest.raises(PrivacyError, match="needs a batch of its own"):

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 import noisette
 from noisette import PerExampleClip
 from oracle import clipped_sum
+from small_loop import loss, start, take_steps
 
-F = nn.functional
 X = torch.randn(40, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 Y = torch.arange(40) % 3
 BAD = [3, 17, 18, 39]
@@ -19,10 +19,6 @@ BAD = [3, 17, 18, 39]
 def model() -> nn.Module:
     torch.manual_seed(1)
     return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
-
-
-def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(model(x), y)
 
 
 def choleskys(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -52,17 +48,9 @@ def test_a_run_goes_on_where_that_is_asked_for() -> None:
     for errors, steps in (("raise", 0), ("skip", 3)):
         net = model().float()
         clip = PerExampleClip(net, 1.0, errors=errors)  # pyright: ignore[reportArgumentType]
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        data = (X.float(), labels)
-        run = noisette.privatize(
-            *(clip, optimizer, data),
-            **{"sampling_rate": 1.0, "expected_batch_size": 40, "steps": 3, "noise_multiplier": 1.0},
-        )
+        run = start(net, (X.float(), labels), clip=clip, sampling_rate=1.0, expected_batch_size=40)
         try:
-            for batch in run.batches():
-                for x, y in batch.microbatches(16):
-                    run.accumulate(loss, x, y)
-                optimizer.step()
+            take_steps(run)
         except IndexError as error:
             assert "9" not in str(error)  # noqa: PT017 - only one of the two raises
         assert run.steps_taken == steps

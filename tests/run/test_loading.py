@@ -74,10 +74,8 @@ def test_a_large_file_is_not_read_whole(tmp_path: Path) -> None:
     """In a process of its own: 400 MB on disk, of which rows of 4 kB are read, move the peak by less than 40 MB."""
     program = f"""
 import numpy as np
-from noisette import PoissonGaussian
 from noisette.core.noise import SecretKey
-import noisette
-from noisette.run.loading import records_of, without_frames
+from noisette.run.loading import records_of
 from noisette.core.batches import PoissonSampler
 def peak():
     return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])

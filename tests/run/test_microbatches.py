@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from noisette import PerExampleClip
 from noisette.run import loading
-from noisette.run.loading import CudaMemory, ProcessMemory, UnmeasuredMemory, memory_of
+from noisette.run.loading import CudaMemory, ProcessMemory
 from small_loop import start
 
 SIZE = 45
@@ -224,9 +224,3 @@ def test_process_is_measured_where_the_system_tells(monkeypatch: pytest.MonkeyPa
     files["VmHWM"] = 11_000  # 10 000 above the start, where 80 000 were to be had and a quarter may be used
     assert memory.fits() == pytest.approx(2)
     assert memory.most == 256
-
-
-def test_each_kind_of_device_has_its_measure(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(memory_of({torch.device("cuda", 0), torch.device("cuda", 1)}), CudaMemory)
-    assert isinstance(memory_of({torch.device("meta")}), UnmeasuredMemory)
-    assert isinstance(memory_of({torch.device("cuda", 0), torch.device("cpu")}), UnmeasuredMemory)

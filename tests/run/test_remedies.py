@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -13,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from noisette import Loss, PerExampleClip, PrivacyError, PrivateRun
-from noisette.nn import convert_batch_norm
 from small_loop import loss, start, take_steps
 
 X, Y = torch.randn(40, 3, 6, 6, generator=torch.Generator().manual_seed(1)), torch.arange(40) % 3
@@ -85,16 +82,6 @@ def test_a_loss_over_a_batch_is_refused_before_a_release_and_one_of_each_example
     train(nn.Linear(1, 3), right_already, times)
 
 
-def test_batch_norm_is_converted_as_the_message_says() -> None:
-    model = network(nn.BatchNorm2d(8))
-    with pytest.raises(PrivacyError, match=r"convert_batch_norm\(model, to=torch.nn.GroupNorm\)"):
-        run_of(model)
-    train(convert_batch_norm(model, to=torch.nn.GroupNorm))
-    # As who has imported noisette alone writes it.
-    written = "noisette.nn.convert_batch_norm(torch.nn.Sequential(torch.nn.BatchNorm1d(8)), to=torch.nn.GroupNorm)"
-    subprocess.run([sys.executable, "-c", f"import torch, noisette; {written}"], check=True)
-
-
 def test_instance_norm_is_built_without_statistics_as_the_message_says() -> None:
     model = network(nn.InstanceNorm2d(8, affine=True, track_running_stats=True))
     with pytest.raises(PrivacyError, match="build it with track_running_stats=False"):
@@ -130,33 +117,6 @@ def test_a_teacher_that_follows_the_weights_is_declared() -> None:
     model.zero_grad()
     with run_of(model) as run:
         step(run, tuple(teacher.parameters()))
-
-
-def test_a_forward_pass_for_a_log_is_of_a_copy_where_the_model_writes_even_in_evaluation() -> None:
-    class Counting(nn.Module):
-        count: Tensor
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = network(nn.Identity())
-            self.register_buffer("count", torch.zeros(()))
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.count += 1
-            return self.body(x)
-
-    def logged(model: nn.Module, of_a_copy: bool) -> None:
-        with run_of(model) as run:
-            for batch in run.batches():
-                for x, y in batch.microbatches(8):
-                    (copy.deepcopy(model) if of_a_copy else model).eval()(x)
-                    run.accumulate(loss, x, y)
-                run.optimizer.step()
-                run.optimizer.zero_grad()
-
-    with pytest.raises(PrivacyError, match="or a copy of the model where it writes even then"):
-        logged(Counting(), of_a_copy=False)
-    logged(Counting(), of_a_copy=True)
 
 
 def test_a_plain_backward_pass_is_replaced_by_accumulate() -> None:

@@ -49,12 +49,6 @@ def length_of_a_search():
     return len(runs)
 
 
-@pytest.mark.parametrize("number", [1, 3, 20])
-def test_as_many_runs_as_are_drawn(monkeypatch, number):
-    drawn(monkeypatch, number)
-    assert length_of_a_search() == number
-
-
 def test_numbers_of_runs_differ_between_searches():
     lengths = [length_of_a_search() for _ in range(40)]
     assert len(set(lengths)) > 3

@@ -12,29 +12,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from noisette import (
-    AdaptiveClip,
-    Ledger,
-    PerExampleClip,
-    PoissonGaussian,
-    PrivacyError,
-    PrivateRun,
-    RdpAccountant,
-    privatize,
-)
+from noisette import AdaptiveClip, Ledger, PerExampleClip, PoissonGaussian, PrivacyError, PrivateRun, RdpAccountant
 from noisette.accounting import atomic_files
 from noisette.core.release import GaussianRelease
-from small_loop import take_steps
+from small_loop import start, take_steps
 
 SIZE = 60
 X, Y = torch.randn(SIZE, 5, generator=torch.Generator().manual_seed(1)), torch.arange(SIZE) % 3
-DECLARED: dict[str, Any] = {
-    "sampling_rate": 0.5,
-    "expected_batch_size": 30,
-    "steps": 200,
-    "noise_multiplier": 1.0,
-    "accountant": RdpAccountant(),
-}
+DECLARED: dict[str, Any] = {"expected_batch_size": 30, "steps": 200, "accountant": RdpAccountant()}
 RULES: dict[str, dict[str, Any]] = {"flat": {"max_grad_norm": 0.7}, "adaptive": {"clipping": AdaptiveClip(0.7)}}
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "momentum": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
@@ -66,14 +51,10 @@ def pair(model: nn.Module | None = None, optimizer: str = "momentum", rule: str 
 
 
 def begin(folder: Path, parts: Pair | None = None, ledger: Ledger | None = None, **changes: Any) -> PrivateRun:
-    declared = {**DECLARED, **changes}
     folder.mkdir(parents=True, exist_ok=True)
-    return privatize(
-        *(parts or pair()),
-        (X, Y),
-        ledger=ledger if ledger is not None else Ledger(folder / "ledger.jsonl", dataset="mine"),
-        **{name: value for name, value in declared.items() if value is not None},
-    )
+    clip, optimizer = parts or pair()
+    ledger = ledger if ledger is not None else Ledger(folder / "ledger.jsonl", dataset="mine")
+    return start(clip.model, (X, Y), optimizer=optimizer, clip=clip, ledger=ledger, **DECLARED | changes)
 
 
 def go_on(folder: Path, parts: Pair | None = None, dataset: Any = (X, Y), **options: Any) -> PrivateRun:

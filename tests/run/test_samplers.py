@@ -57,10 +57,6 @@ def test_law_of_bins() -> None:
         assert abs(again.mean() - 0.2) < 6 * (0.16 / again.size) ** 0.5
 
 
-def test_a_resumed_run_begins_a_new_pass() -> None:
-    chosen(BallsInBinsSampler(100, 8, SecretKey(), first_step=13), passes=2)
-
-
 # Cyclic batches: groups in turn, and Poisson batches within a group
 
 

@@ -183,16 +183,10 @@ def take_all(run: PrivateRun) -> PrivateRun:
     return run
 
 
-def noise_beside(first: PrivateRun, accountant: Accountant) -> float:
-    """The noise of a second run in the rest of the budget, composed with the first by this accountant."""
-    return noise_multiplier_for(
-        epsilon=BUDGET,
-        delta=DELTA,
-        sampling_rate=0.5,
-        steps=STEPS,
-        accountant=accountant,
-        prior_events={first.event: STEPS},
-    )
+def noise_beside(prior: Events, accountant: Accountant = ACCOUNTANT, epsilon: float = BUDGET) -> float:
+    """The noise of a run in the rest of the budget, composed with what came before by this accountant."""
+    terms = {"epsilon": epsilon, "delta": DELTA, "sampling_rate": 0.5, "steps": STEPS}
+    return noise_multiplier_for(**terms, accountant=accountant, prior_events=prior)
 
 
 def test_a_second_run_has_the_noise_of_the_filter_and_costs_the_budget() -> None:
@@ -200,8 +194,8 @@ def test_a_second_run_has_the_noise_of_the_filter_and_costs_the_budget() -> None
     first = take_all(begin(ledger, epsilon=BUDGET / 2))
     assert first.epsilon(delta=DELTA) <= BUDGET / 2
     second = begin(ledger)
-    assert second.noise_multiplier == noise_beside(first, RenyiFilter(BUDGET, DELTA))
-    assert second.noise_multiplier > 1.02 * noise_beside(first, ACCOUNTANT)
+    assert second.noise_multiplier == noise_beside({first.event: STEPS}, RenyiFilter(BUDGET, DELTA))
+    assert second.noise_multiplier > 1.02 * noise_beside({first.event: STEPS})
     take_all(second)
     assert len(ledger.declarations) == 2
     together = price(ledger)
@@ -213,31 +207,10 @@ def test_runs_that_were_declared_together_are_composed() -> None:
     ledger = Ledger()
     ledger.charge(Gaussian(6.0), declaration="all")
     first = take_all(begin(ledger, epsilon=BUDGET / 2, declaration="all"))
-    alone = noise_multiplier_for(
-        epsilon=BUDGET / 2,
-        delta=DELTA,
-        sampling_rate=0.5,
-        steps=STEPS,
-        accountant=ACCOUNTANT,
-        prior_events={Gaussian(6.0): 1},
-    )
-    assert first.noise_multiplier == alone
+    assert first.noise_multiplier == noise_beside({Gaussian(6.0): 1}, epsilon=BUDGET / 2)
     second = take_all(begin(ledger, declaration="all", noise_multiplier=20.0))
     assert len(ledger.declarations) == 1
     assert second.epsilon(delta=DELTA) == pytest.approx(price(ledger), rel=1e-9)
-
-
-def test_a_run_that_is_resumed_is_one_declaration(tmp_path: Path) -> None:
-    with Ledger(tmp_path / "ledger.jsonl") as ledger:
-        run = begin(ledger)
-        going = steps_of(run)
-        next(going)
-        run.save(tmp_path / "saved")
-        run.end()
-        again = take_all(go_on(tmp_path / "saved", ledger))
-        (declared,) = ledger.declarations
-        assert declared.planned == {run.event: STEPS}
-        assert again.epsilon(delta=DELTA) == pytest.approx(price(ledger), rel=1e-9)
 
 
 def test_after_a_run_with_the_whole_budget_there_is_no_other_even_if_it_was_stopped() -> None:
@@ -277,4 +250,4 @@ def test_a_second_run_with_the_noise_of_composition_is_refused() -> None:
     ledger = Ledger()
     first = take_all(begin(ledger, epsilon=BUDGET / 2))
     with pytest.raises(PrivacyError, match="beyond the budget of 3"):
-        begin(ledger, noise_multiplier=noise_beside(first, ACCOUNTANT))
+        begin(ledger, noise_multiplier=noise_beside({first.event: STEPS}))

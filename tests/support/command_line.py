@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import resource
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,13 +59,6 @@ def after_step(step: int, action: Callable[[], object], monkeypatch: pytest.Monk
             action()
 
     monkeypatch.setattr(Watch, "on_step", on_step)
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 @contextmanager

@@ -16,7 +16,6 @@ from noisette.core.clip import Engine
 from oracle import Loss, example_gradients
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}  # a GPU adds up in an order of its own
-CLIPPED = 0.3  # a bound by which about half of the examples are clipped, of the cases with inputs of size one
 
 
 def on(device: torch.device, inputs: Inputs) -> Inputs:

@@ -105,10 +105,3 @@ def _check_engine(
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name]), engine
     assert all(p.grad is None for p in model.parameters()), engine
-
-
-def check_thoroughly(case: Case) -> None:
-    """Every engine, batches of one, two and seven in double precision, six in single precision."""
-    for b in (7, 1, 2):
-        check(case, *ENGINES, b=b, dtype=torch.float64)
-    check(case, *ENGINES, b=6, dtype=torch.float32)

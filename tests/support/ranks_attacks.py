@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from noisette import AdaptiveClip, GroupwiseClipping, PerExampleClip, PrivateRun, Ranks, Users, privatize
+import small_loop
+from noisette import AdaptiveClip, GroupwiseClipping, PerExampleClip, PrivateRun, Ranks, Users
 from noisette.core.noise import GaussianNoise
 from noisette.nn import PublicBatchNorm, convert_batch_norm
 from ranks_loop import RECORDS, TERMS, loss, network, records
@@ -27,16 +29,11 @@ def other() -> bool:
 
 
 def start(clip: PerExampleClip, optimizer: Any = None, data: Any = None, **given: Any) -> PrivateRun:
-    optimizer = optimizer or torch.optim.SGD(clip.model.parameters(), lr=0.1)
     declared = TERMS | {"sampling_rate": 0.3, "expected_batch_size": 18.0, "ranks": Ranks(timeout=PATIENCE)} | given
-    return privatize(clip, optimizer, records() if data is None else data, **declared)
+    return small_loop.start(clip.model, records() if data is None else data, optimizer=optimizer, clip=clip, **declared)
 
 
-def take(run: PrivateRun, size: int = 5) -> None:
-    for batch in run.batches():
-        for x, y in batch.microbatches(size):
-            run.accumulate(loss, x, y)
-        run.optimizer.step()
+take = partial(small_loop.take_steps, size=5)
 
 
 def order_of_records() -> None:
@@ -116,12 +113,8 @@ def another_checkpoint(folder: Path) -> None:
     for name, noise in (("first", 2.0), ("second", 0.3)):
         model = network()
         with start(PerExampleClip(model, 0.5), noise_multiplier=noise, ledger=folder / f"{name}.jsonl") as run:
-            for batch in run.batches():
-                for x, y in batch.microbatches(9):
-                    run.accumulate(loss, x, y)
-                run.optimizer.step()
-                run.save(folder / name)
-                break
+            take(run, steps=1)
+            run.save(folder / name)
     model = network()
     place = folder / ("second" if other() else "first")
     take(PrivateRun.resume(place, PerExampleClip(model, 0.5), torch.optim.SGD(model.parameters(), lr=0.1), records()))
@@ -170,7 +163,7 @@ def a_wrapper_inside() -> int:
             return self.part(x)
 
     with start(PerExampleClip(Holder(), 0.5)) as run:
-        take(run, 1 if other() else 9)
+        take(run, size=1 if other() else 9)
     return run.steps_taken
 
 
@@ -194,10 +187,8 @@ def an_error_that_all_survive(folder: Path) -> int:
     """No checkpoint can be written, and the run goes on."""
     (folder / "file").touch()
     with start(PerExampleClip(network(), 0.5), ledger=folder / "ledger.jsonl") as run:
-        for batch in run.batches():
-            for x, y in batch.microbatches(5):
-                run.accumulate(loss, x, y)
-            run.optimizer.step()
+        while run.steps_left:
+            take(run, steps=1)
             with suppress(OSError):
                 run.save(folder / "file" / "checkpoint")
     return run.steps_taken

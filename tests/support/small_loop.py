@@ -110,6 +110,16 @@ def flat(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
+def clipped_by(model: nn.Module, bound: float, of: Callable[..., Tensor], *batches: Any, **clip: Any) -> Tensor:
+    """The clipped sum of microbatches, each the arguments of the loss, as one vector in double precision."""
+    made = PerExampleClip(model, bound, **clip)
+    for batch in batches:
+        made.accumulate(of, *batch)
+    [total] = made.pop_sums()
+    made.close()
+    return torch.cat([g.double().flatten() for g in total.grads])
+
+
 def clipped_mean(model: nn.Module, x: Tensor = X, y: Tensor = Y) -> dict[str, Tensor]:
     """The clipped sum over the expected batch size, from one example at a time; frozen parameters are left out."""
     return {name: total / RECORDS for name, total in clipped_sum(model, loss, (x, y), C).sums.items()}
