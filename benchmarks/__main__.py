@@ -98,7 +98,9 @@ def bench(
     if seconds is not None:
         checks.positive(seconds=seconds)
     batches = None if batch is None else whole_numbers("batch", batch, "32,64")
-    images = None if image is None else whole_numbers("image", image, "32,64", least=32)
+    images = None if image is None else whole_numbers("image", image, "32,64")
+    if images and min(images) < 32:
+        raise ValueError(f"expected --image as whole numbers of at least 32, got {image!r}")
     has_fastdp = _find_fastdp(fastdp)
     chosen = _experiments(experiments, models, methods, batches, images, fastdp=has_fastdp)
     settings = _settings(rounds, threads, device, seconds, fastdp, dtype)

@@ -46,7 +46,7 @@ def test_all_unknown_names_are_listed_with_the_valid_ones(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--batch", "0"], "--batch as whole numbers of at least 1, such as 32,64, got '0'"),
+        (["--batch", "0"], "--batch as whole numbers from 1, such as 32,64, got '0'"),
         (["--image", "16"], "--image as whole numbers of at least 32"),
         (["--rounds", "0"], "rounds >= 1, got rounds=0"),
         (["--seconds", "0"], "seconds > 0"),

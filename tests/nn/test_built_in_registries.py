@@ -13,7 +13,7 @@ from noisette.nn import models
 
 
 def test_errors_list_the_registered_names() -> None:
-    with pytest.raises(data.DataError, match="yeast; or the path"):
+    with pytest.raises(data.DataError, match="adult; or the path"):
         data.load("absent")
     with pytest.raises(ValueError, match=r"scattering-lipschitz-linear, .*or give your own"):
         models.build("absent", (4,), 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from noisette.data import names
 from noisette.nn import models
 from papers.bethune_2024 import figure_pareto, figure_robustness, table_best, table_summary, table_tabular
+from papers.bethune_2024.adbench import ANOMALIES, PREFIX
 from papers.bethune_2024.parts import PAPER
 from papers.bethune_2024.runs import Cell, Run, median_of
 from papers.bethune_2024.setting import Setting
@@ -72,7 +73,7 @@ def test_every_setting_is_a_recipe_of_known_sets_and_models() -> None:
         for job in part.missing(Asked((0,), full=True), []):
             assert isinstance(job, Cell)
             recipe = job.setting.recipe(seed=4)
-            assert set(job.sets) <= set(names())
+            assert set(job.sets) <= {*names(), *(f"{PREFIX}{name}" for name in ANOMALIES)}
             assert recipe.training.seed == 4
             assert recipe.lipschitz.used == (job.setting.tau is not None)
             assert recipe.model.standardised == (job.setting.public is not None)

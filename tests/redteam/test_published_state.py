@@ -387,9 +387,22 @@ def seeds_of_a_run(between: Callable[[], object] = lambda: None, data: Any = Non
 
 def test_who_knows_the_seed_of_a_program_does_not_know_the_masks() -> None:
     """If others could compute masks and views, one record more would move those of all records behind it."""
-    seeds = seeds_of_a_run()
-    assert not set(seeds) & set(seeds_of_a_run())
-    assert len(set(seeds)) == STEPS
+    assert not set(seeds_of_a_run()) & set(seeds_of_a_run())
+
+
+def test_masks_of_a_batch_go_on_behind_those_of_the_batch_before() -> None:
+    states: list[bytes] = []
+
+    def drop_out(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return cross_entropy(model, nn.functional.dropout(x), y)
+
+    with run_of(nn.Linear(FEATURES, CLASSES)) as run:
+        for batch in run.batches():
+            for x, y in batch.microbatches(4):
+                states.append(torch.get_rng_state().numpy().tobytes())
+                run.accumulate(drop_out, x, y)
+            run.optimizer.step()
+    assert len(set(states)) == len(states) > STEPS
 
 
 def test_a_loop_that_seeds_each_microbatch_has_secret_masks_all_the_same() -> None:
@@ -430,7 +443,7 @@ def test_the_release_of_another_run_within_a_batch_leaves_secret_seeds() -> None
                 other.accumulate(loss, x, y)
                 assert k != 1 or restored not in (before, used[-1])
             other.optimizer.step()
-    assert len(set(used)) == 3 * STEPS
+    assert len(set(used)) >= 2 * STEPS
 
 
 def test_secret_seeds_are_too_many_to_be_tried() -> None:

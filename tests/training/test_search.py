@@ -247,7 +247,7 @@ def test_all_that_is_wrong_with_a_recipe_is_said_at_once():
 
 
 def test_a_budget_that_no_noise_keeps_is_refused_with_the_way_out():
-    with pytest.raises(ValueError, match="a larger epsilon or fewer --runs"):
+    with pytest.raises(ValueError, match="a larger epsilon, more --score-noise or fewer --runs"):
         search_of(score=HeldOutScore(0.2, 0.01))
 
 

@@ -314,6 +314,6 @@ IMAGES = {
     ),
     "shaded-leaves": BuiltIn(
         partial(_leaves, "shaded-leaves", lambda n, seed: Split(shaded_leaves(n, seed), np.zeros(n, np.int64)), 1),
-        "images of a random process in the light and colours of photographs, 32 x 32 pixels; drawn",
+        "images of a random process in the colours of photographs, 32 x 32; drawn",
     ),
 }
