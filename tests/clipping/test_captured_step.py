@@ -215,7 +215,7 @@ def test_one_tensor_that_a_compiler_gives_for_two_sums_is_taken_apart(monkeypatc
 
     monkeypatch.setattr(Graph, "__call__", shared)
     clip = PerExampleClip(Twice(), C, capture="graph")
-    for _ in range(3):
+    for _ in range(5):  # the first two calls of a graph are compared, and give the sums of the step itself
         clip.accumulate(lambda model, x, y: model(x).sum(), *batch())
         [total] = clip.pop_sums()
         assert total.grads[0].data_ptr() != total.grads[1].data_ptr()
