@@ -79,11 +79,19 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
 WITHOUT_TARGETS = {"LN tuning", "adaption prompt", "CPT"} | {name for name in METHODS if name.startswith("p")}
 
 
+_LINEAR_ONLY = ("BOFT", "C3A", "DeLoRA", "HRA", "LoHa", "LoKr", "MiSS", "OFT", "RoAd", "SHiRA")
+LEFT_OUT: dict[str, str] = {
+    **{f"peft/{method} on GPT2": "PEFT has no such adapter for the layers of this model" for method in _LINEAR_ONLY},
+    **{f"peft/CPT on {base}": "PEFT has this method for causal language models alone" for base in ("Bert", "T5")},
+}
+
+
 def entries() -> list[Entry]:
     return [
-        Entry(f"peft/{method} on {base}", "peft", partial(make, base, method), partial(batch, base), loss)
+        Entry(f"peft/{method} on {base}", "peft", partial(make, base, method), partial(batch, base, method), loss)
         for base in BASES
         for method in METHODS
+        if f"peft/{method} on {base}" not in LEFT_OUT
         if hasattr(peft, METHODS[method][0]) and (method != "adaption prompt" or base == "Llama")
     ]
 
@@ -106,13 +114,15 @@ def make(base: str, method: str, dropout: bool) -> nn.Module:
         settings["feedforward_modules"] = FEED_FORWARD[base]
     if method == "LN tuning" and base == "GPT2":
         settings[TARGETS] = ["ln_1", "ln_2"]
+    if method == "LN tuning" and base == "Bert":
+        settings[TARGETS] = ["LayerNorm"]
     if method == "VeRA":
         settings[TARGETS] = targets[:1]
     model = getattr(transformers, model_name)(config)
     return peft.get_peft_model(model, getattr(peft, class_name)(**settings)).train()
 
 
-def batch(base: str, model: nn.Module) -> dict[str, Tensor]:
+def batch(base: str, method: str, model: nn.Module) -> dict[str, Tensor]:
     torch.manual_seed(1)
     mask = (torch.arange(8) < torch.tensor([[8], [5], [6]])).long()
     ids = torch.randint(5, WORDS, (3, 8)) * mask + (1 - mask)
@@ -121,7 +131,8 @@ def batch(base: str, model: nn.Module) -> dict[str, Tensor]:
         "SEQ_2_SEQ_LM": torch.randint(5, WORDS, (3, 5)),
         "CAUSAL_LM": ids.masked_fill(mask == 0, -100),
     }
-    return {"input_ids": ids, "attention_mask": mask, "labels": labels[BASES[base][-1]]}
+    more = {"input_type_mask": 4 * mask} if method == "CPT" else {}  # its loss counts positions of this type
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels[BASES[base][-1]], **more}
 
 
 def loss(model: nn.Module, given: dict[str, Tensor]) -> Tensor:

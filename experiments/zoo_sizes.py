@@ -88,6 +88,60 @@ _FOUR_STAGES: dict[str, Any] = {
     "image_size": 64,
 }
 _TWO_KINDS = ["linear_attention", "full_attention"]
+_RESNET: dict[str, Any] = {
+    "model_type": "resnet",
+    "hidden_sizes": [8, 8, 16, 16],
+    "depths": [1, 1, 1, 1],
+    "embedding_size": 8,
+    "layer_type": "basic",
+    "out_features": ["stage4"],
+}
+_LAST_THREE = ["stage2", "stage3", "stage4"]
+_HGNET: dict[str, Any] = {
+    "hidden_sizes": [8, 16, 24, 32],
+    "depths": [1, 1, 1, 1],
+    "stem_channels": [3, 8, 8],
+    "stage_in_channels": [8, 8, 16, 24],
+    "stage_mid_channels": [8, 8, 8, 8],
+    "stage_out_channels": [8, 16, 24, 32],
+    "stage_num_blocks": [1, 1, 1, 1],
+    "stage_numb_of_layers": [1, 1, 1, 1],
+    "out_features": _LAST_THREE,
+}
+_DETR_ENCODER: dict[str, Any] = {
+    "encoder_in_channels": [16, 24, 32],
+    "encoder_hidden_dim": 16,
+    "decoder_in_channels": [16, 16, 16],
+    "hidden_dim": 16,
+    "num_denoising": 0,
+    "num_queries": 4,
+}
+_TWO_ROPES = {
+    "rope_parameters": {
+        kind: {"rope_type": "default", "rope_theta": 10000.0} for kind in ("full_attention", "sliding_attention")
+    }
+}
+_TRANSCRIBE = {"head_config": {"audio_hidden_size": 16}}
+_SEGMENTS = {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4], "image_size": 64, "auxiliary_channels": 8}
+_FLOW = {"flow_head_config": {"condition_dim": 16}}
+_RT_RESNET = {
+    "embedding_size": 8,
+    "hidden_sizes": [8, 16, 24, 32],
+    "depths": [1, 1, 1, 1],
+    "layer_type": "basic",
+    "out_features": _LAST_THREE,
+}
+_SAM: dict[str, Any] = {
+    "vision_config": {"output_channels": 16, "num_pos_feats": 8, "window_size": 2, "global_attn_indexes": [1]},
+    "mask_decoder_config": {"iou_head_hidden_dim": 16, "vit_dim": 16},
+}
+_SERIES = {
+    "prediction_length": 4,
+    "context_length": 8,
+    "lags_sequence": [1, 2],
+    "num_time_features": 1,
+    "label_length": 4,
+}
 
 
 def _rope(*sections: int) -> dict[str, Any]:
@@ -95,8 +149,109 @@ def _rope(*sections: int) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": list(sections)}}
 
 
+def _each(families: str, settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {family: settings for family in families.split()}
+
+
 # By family, sizes that do not follow from the names.
 OVERRIDES: dict[str, dict[str, Any]] = {
+    **_each("autoformer informer time_series_transformer", _SERIES),
+    **_each("beit data2vec-vision", _SEGMENTS),
+    **_each("conditional_detr detr table-transformer", {"backbone_config": _RESNET}),
+    **_each("dpt tipsv2_dpt", {"num_hidden_layers": 4, "backbone_out_indices": [0, 1, 2, 3]}),
+    **_each("d_fine deimv2", {"backbone_config": _HGNET, **_DETR_ENCODER}),
+    **_each(
+        "grounding-dino mm-grounding-dino",
+        {"d_model": 32, "backbone_config": {**_FOUR_STAGES, "out_features": _LAST_THREE}},
+    ),
+    **_each("gradium_phonon_tts pocket_tts", _FLOW),
+    **_each(
+        "mask2former maskformer oneformer",
+        {"backbone_config": {**_FOUR_STAGES, "out_features": ["stage1", *_LAST_THREE]}},
+    ),
+    **_each("mimi pocket_tts_audio_tokenizer", {"upsample_groups": 16}),
+    **_each("ministral hunyuan_vl_text", {"head_dim": 8}),
+    **_each("nemotron3_diarization nemotron3_5_transcribe nemotron3_5_transcribe_audio", _TRANSCRIBE),
+    **_each("pp_doclayout_v3 pp_doclayout_v4", {"backbone_config": _HGNET, **_DETR_ENCODER}),
+    **_each("qwen2_5_omni_thinker qwen3_omni_moe_thinker", {"vision_start_token_id": 43}),
+    **_each("rt_detr rt_detr_v2", {"backbone_config": _RT_RESNET, **_DETR_ENCODER}),
+    **_each("sam sam_hq", _SAM),
+    "align": {"vision_config": {"width_coefficient": 0.1, "depth_coefficient": 0.1, "hidden_dim": 16}},
+    "granite_speech5": {"encoder_config": {"context_size": 8}},
+    "granite_speech5_encoder": {"context_size": 8},
+    "inkling2_loop": {"vision_config": {"text_hidden_size": 16}},
+    "kosmos-2": {"latent_query_num": 4},
+    "kyutai_speech_to_text": {"num_codebooks": 2, "codebook_vocab_size": 49, "audio_pad_token_id": 5},
+    "nemotron_h_omni": {"vision_config": {"video_temporal_patch_size": 2}},
+    "qwen4_exp": {"text_config": {"layer_types": _TWO_KINDS}},
+    "step3p7": {"text_config": {"sliding_window": 4}},
+    "textnet": {"stem_out_channels": 8},
+    "timm_backbone": {"backbone": "resnet10t"},
+    "timm_wrapper": {"architecture": "resnet10t"},
+    "upernet": {
+        "backbone_config": {**_RESNET, "out_features": ["stage1", *_LAST_THREE]},
+        "auxiliary_in_channels": 16,
+        "auxiliary_channels": 8,
+    },
+    "blip-2": {"image_token_index": 44},
+    "bridgetower": {name: {"hidden_size": 64} for name in ("text_config", "vision_config")} | {"hidden_size": 64},
+    "bros": {"hidden_size": 64},
+    "chameleon": {"vocabulary_map": {"<image>": 44}, "vq_config": {"base_channels": 32}},
+    "cohere_compass": {"text_config": _TWO_ROPES},
+    "cohere_compass_text": _TWO_ROPES,
+    "csm": {
+        "num_codebooks": 4,
+        "codec_config": {"upsample_groups": 16},
+        "depth_decoder_config": {"num_codebooks": 4, "backbone_hidden_size": 16},
+    },
+    "cvt": {"depth": [1, 2, 3], "drop_path_rate": [0.0, 0.0, 0.0]},
+    "dab-detr": {"query_dim": 4, "backbone_config": _RESNET},
+    "dac": {
+        "downsampling_ratios": [2, 2],
+        "decoder_hidden_size": 32,
+        "encoder_hidden_size": 8,
+        "hidden_size": 32,
+        "n_codebooks": 2,
+    },
+    "dbrx": {"attn_config": {"rope_theta": 10000.0}},
+    "deepseek_ocr2": {
+        "text_config": {"mlp_layer_types": ["dense", "sparse"], "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
+    },
+    "deformable_detr": {
+        "d_model": 32,
+        "num_feature_levels": 2,
+        "backbone_config": {**_RESNET, "out_features": ["stage3", "stage4"]},
+    },
+    "dots3_note": {"vision_config": {"per_layer_config": {}}},
+    "dia": {
+        "delay_pattern": [0, 1],
+        "decoder_config": {
+            "num_channels": 2,
+            "cross_hidden_size": 16,
+            "cross_head_dim": 8,
+            "cross_num_attention_heads": 2,
+            "cross_num_key_value_heads": 2,
+        },
+    },
+    "encodec": {"codebook_dim": 16, "upsampling_ratios": [4, 2], "num_filters": 4},
+    "fun_asr_nano": {"adaptor_config": {"intermediate_size": 4}},
+    "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0}},
+    "glm5_next": {"text_config": {"qk_rope_head_dim": 0}},
+    "glm5_next_text": {"qk_rope_head_dim": 0},
+    "granite_docling": {"vision_config": {"out_hidden_size": 16}},
+    "hgnet_v2": _HGNET,
+    "hunyuan_vl": {"text_config": {"head_dim": 8}, "vision_config": {"text_hidden_size": 16, "out_hidden_size": 16}},
+    "inkling2": {"vision_config": {"text_hidden_size": 16}},
+    "laguna": {"num_attention_heads_per_layer": [2, 2]},
+    "layoutlmv3": {"hidden_size": 24, "coordinate_size": 4, "shape_size": 4},
+    "levit": {"image_size": 64, "patch_size": 16},
+    "lilt": {"hidden_size": 24},
+    "mamba2": {"num_heads": 4, "head_dim": 8},
+    "mimo_v2_flash": _TWO_ROPES,
+    "molmo2": {"adapter_config": {"vision_feature_layer": [1, 0]}},
+    "muse_spark": {"audio_config": {"num_hidden_layers": 4}},
+    "muse_spark_audio": {"num_hidden_layers": 4},
+    "nemotron3_5_transcribe_word_timestamp": {"blank_token_id": 0},
     "bamba": {"mamba_n_heads": 4, "mamba_d_head": 8},
     "bit": {"num_groups": 2},
     "codegen": {"rotary_dim": 4, "n_head": 4},
@@ -121,7 +276,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "glm4v_moe_text": _rope(1, 1, 0),
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 4},
     "gptj": {"rotary_dim": 4},
-    "granitemoehybrid": {"mamba_n_heads": 4, "mamba_d_head": 8},
+    "granitemoehybrid": {"mamba_n_heads": 4, "mamba_d_head": 8, "layer_types": ["mamba", "attention"]},
     "hunyuan_v1_dense": {"head_dim": 8},
     "hunyuan_v1_moe": {"head_dim": 8},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
@@ -152,16 +307,21 @@ def small(config_class: Any, overrides: dict[str, Any]) -> Any:
     settings: dict[str, Any] = {}
     fields = {field.name: field for field in dataclasses.fields(config_class)}
     default = config_class()
+    default.allow_global_per_layer_attribute_access = True
     names = {name: name for name in fields} | {
         theirs: ours
         for ours, theirs in getattr(config_class, "attribute_map", {}).items()
         if theirs in fields and theirs not in SIZES
     }
-    from transformers import PretrainedConfig
+    from transformers import CONFIG_MAPPING, PretrainedConfig
 
     parts: set[str] = set()
     for name, ours in names.items():
         value = getattr(default, name, None)
+        if "model_type" in (other := overrides.get(name, {}) if isinstance(overrides.get(name), dict) else {}):
+            settings[name] = {**small(CONFIG_MAPPING[other["model_type"]], other).to_dict()}
+            parts.add(name)
+            continue
         if isinstance(value, PretrainedConfig):
             part = small(type(value), overrides.get(name, {}))
             settings[name] = part.to_dict()

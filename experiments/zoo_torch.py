@@ -130,6 +130,9 @@ TABLE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], Callable[..., A
 LABELS = {"labels": (3,), "words": (2,), "positions": (5,)}
 
 
+LEFT_OUT: dict[str, str] = {}
+
+
 def entries() -> list[Entry]:
     return [
         Entry(f"torch/{name}", "torch", partial(make, name), partial(batch, name), partial(loss, name))
