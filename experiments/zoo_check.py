@@ -87,7 +87,7 @@ def _runs(entry: Entry) -> tuple[nn.Module, dict[str, Tensor], torch.dtype]:
         _enliven(model)
         batch = as_dtype(entry.batch(model), dtype)
         try:
-            torch.autograd.grad(entry.loss(model, one(batch, 0)), weights(model), allow_unused=True)
+            plain_gradients(model, one(batch, 0), entry.loss)
         except RuntimeError:
             if dtype is torch.float32:
                 raise
@@ -116,13 +116,21 @@ def weights(model: nn.Module) -> list[nn.Parameter]:
     return [p for p in model.parameters() if p.requires_grad]
 
 
+def plain_gradients(model: nn.Module, batch: Batch, loss: Loss) -> list[Tensor]:
+    """The gradients that ``backward()`` leaves, which some models call themselves; nothing stays in ``.grad``."""
+    model.zero_grad()
+    loss(model, batch).backward()
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in weights(model)]
+    model.zero_grad()
+    return gradients
+
+
 def clipped_by_loop(model: nn.Module, batch: Batch, loss: Loss) -> tuple[list[Tensor], float]:
     """The clipped sum from the gradient of each example alone; clips at nine tenths of the median norm."""
     rows = []
     for i in range(len(next(iter(batch.values())))):
         with _contiguous_batch_norm():
-            gradients = torch.autograd.grad(loss(model, one(batch, i)), weights(model), allow_unused=True)
-        rows.append([torch.zeros_like(p) if g is None else g for g, p in zip(gradients, weights(model), strict=True)])
+            rows.append(plain_gradients(model, one(batch, i), loss))
     norms = [float(torch.stack([g.double().norm() for g in row]).norm()) for row in rows]
     bound = 0.9 * sorted(norms)[len(norms) // 2]
     if not 0 < bound < float("inf"):
@@ -221,7 +229,7 @@ def _trained(entry: Entry, exact: Result) -> Result:
         torch.manual_seed(0)
         model = entry.make(True).to(torch.float32)
         batch = as_dtype(entry.batch(model), torch.float32)
-        torch.autograd.grad(entry.loss(model, one(batch, 0)), weights(model), allow_unused=True)
+        plain_gradients(model, one(batch, 0), entry.loss)
     except Exception as error:
         return replace(exact, trains=False, message=f"with dropout: {type(error).__name__}: {str(error)[:500]}")
     try:

@@ -130,7 +130,7 @@ INPUTS: dict[str, Callable[[Any], Fields]] = {
     ),
     **_many("ASTForAudioClassification", lambda _: {"attention_mask": None}),
     **_many(
-        "AudioFlamingo3Encoder FunAsrNanoEncoder Qwen3ASREncoder",
+        "AudioFlamingo3Encoder Qwen3ASREncoder",
         lambda c: {"input_features": (mel := _mel(c)).transpose(1, 2), "input_features_mask": ones(mel.shape[1])},
     ),
     **_many(
@@ -174,6 +174,7 @@ INPUTS: dict[str, Callable[[Any], Fields]] = {
             "query_embeds": torch.randn(B, 4, c.hidden_size),
             "encoder_hidden_states": torch.randn(B, 6, c.encoder_hidden_size),
             "input_ids": None,
+            "attention_mask": None,
         },
     ),
     **_many(

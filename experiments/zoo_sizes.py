@@ -135,6 +135,16 @@ _SAM: dict[str, Any] = {
     "vision_config": {"output_channels": 16, "num_pos_feats": 8, "window_size": 2, "global_attn_indexes": [1]},
     "mask_decoder_config": {"iou_head_hidden_dim": 16, "vit_dim": 16},
 }
+_GEMMA_PER_LAYER = {"vocab_size_per_layer_input": 48, "hidden_size_per_layer_input": 8}
+_GLM_LINEAR = {
+    **{"qk_rope_head_dim": 0, "linear_head_dim": 8, "linear_num_heads": 2, "index_head_dim": 8, "index_n_heads": 2},
+    "layer_types": ["linear_attention", "indexed_attention"],
+}
+_GEMMA_EXPERTS = {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 24}
+_REPVIT = {
+    "architecture": "repvit_m0_9",
+    "model_args": {"features_only": True, "in_chans": 3, "out_indices": [0, 1, 2, 3]},
+}
 _SERIES = {
     "prediction_length": 4,
     "context_length": 8,
@@ -150,7 +160,7 @@ def _rope(*sections: int) -> dict[str, Any]:
 
 
 def _each(families: str, settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {family: settings for family in families.split()}
+    return dict.fromkeys(families.split(), settings)
 
 
 # By family, sizes that do not follow from the names.
@@ -176,7 +186,10 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     **_each("qwen2_5_omni_thinker qwen3_omni_moe_thinker", {"vision_start_token_id": 43}),
     **_each("rt_detr rt_detr_v2", {"backbone_config": _RT_RESNET, **_DETR_ENCODER}),
     **_each("sam sam_hq", _SAM),
-    "align": {"vision_config": {"width_coefficient": 0.1, "depth_coefficient": 0.1, "hidden_dim": 16}},
+    "align": {
+        "vision_config": {"width_coefficient": 0.1, "depth_coefficient": 0.1, "hidden_dim": 16},
+        "projection_dim": 32,
+    },
     "granite_speech5": {"encoder_config": {"context_size": 8}},
     "granite_speech5_encoder": {"context_size": 8},
     "inkling2_loop": {"vision_config": {"text_hidden_size": 16}},
@@ -197,6 +210,12 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "bridgetower": {name: {"hidden_size": 64} for name in ("text_config", "vision_config")} | {"hidden_size": 64},
     "bros": {"hidden_size": 64},
     "chameleon": {"vocabulary_map": {"<image>": 44}, "vq_config": {"base_channels": 32}},
+    "clap": {
+        "audio_config": {
+            **{"num_mel_bins": 16, "spec_size": 64, "patch_size": 4, "patch_stride": [4, 4], "window_size": 2},
+            **{"depths": [1, 1], "num_attention_heads": [2, 2], "patch_embeds_hidden_size": 8, "hidden_size": 16},
+        }
+    },
     "cohere_compass": {"text_config": _TWO_ROPES},
     "cohere_compass_text": _TWO_ROPES,
     "csm": {
@@ -213,7 +232,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "hidden_size": 32,
         "n_codebooks": 2,
     },
-    "dbrx": {"attn_config": {"rope_theta": 10000.0}},
+    "dbrx": {"attn_config": {"rope_theta": 10000.0, "clip_qkv": 8.0}},
     "deepseek_ocr2": {
         "text_config": {"mlp_layer_types": ["dense", "sparse"], "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
     },
@@ -222,7 +241,23 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "num_feature_levels": 2,
         "backbone_config": {**_RESNET, "out_features": ["stage3", "stage4"]},
     },
-    "dots3_note": {"vision_config": {"per_layer_config": {}}},
+    "depth_pro": {
+        "patch_size": 32,
+        "intermediate_hook_ids": [1, 0],
+        "intermediate_feature_dims": [16, 16],
+        "scaled_images_feature_dims": [16, 16, 16],
+        "fusion_hidden_size": 16,
+    },
+    "diffusion_gemma": {"text_config": _GEMMA_EXPERTS},
+    "dots3_note": {
+        "vision_config": {"per_layer_config": {}, "adapter_in_dim": 16, "adapter_out_dim": 16},
+        "audio_config": {"adapter_input_size": 16, "adapter_out_dim": 16},
+    },
+    "edgetam": {"vision_config": {"backbone_config": _REPVIT}},
+    "edgetam_vision_model": {"backbone_config": _REPVIT},
+    "emu3": {"vocabulary_map": {"<image>": 44, "<|extra_200|>": 43}},
+    "ernie4_5_vl_moe": {"text_config": _rope(1, 1, 2)},
+    "fastspeech2_conformer_with_hifigan": {"vocoder_config": {"model_in_dim": 8}},
     "dia": {
         "delay_pattern": [0, 1],
         "decoder_config": {
@@ -233,11 +268,17 @@ OVERRIDES: dict[str, dict[str, Any]] = {
             "cross_num_key_value_heads": 2,
         },
     },
-    "encodec": {"codebook_dim": 16, "upsampling_ratios": [4, 2], "num_filters": 4},
+    "encodec": {"sampling_rate": 800, "codebook_dim": 16, "upsampling_ratios": [4, 2], "num_filters": 4},
     "fun_asr_nano": {"adaptor_config": {"intermediate_size": 4}},
     "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0}},
-    "glm5_next": {"text_config": {"qk_rope_head_dim": 0}},
-    "glm5_next_text": {"qk_rope_head_dim": 0},
+    "gemma4": {"text_config": _GEMMA_PER_LAYER},
+    "gemma4_text": _GEMMA_PER_LAYER,
+    **_each(
+        "glm4v_vision glm4v_moe_vision glm5_next_vision glm_image_vision glm_ocr_vision qwen3_5_vision qwen2_5_vl_vision",
+        {"depth": 2, "out_hidden_size": 16},
+    ),
+    "glm5_next": {"text_config": _GLM_LINEAR, "vision_config": {"depth": 2, "projection_intermediate_size": 24}},
+    "glm5_next_text": _GLM_LINEAR,
     "granite_docling": {"vision_config": {"out_hidden_size": 16}},
     "hgnet_v2": _HGNET,
     "hunyuan_vl": {"text_config": {"head_dim": 8}, "vision_config": {"text_hidden_size": 16, "out_hidden_size": 16}},

@@ -41,7 +41,12 @@ TASKS = {
 
 _NO_FORWARD = "its parts are models, and it has no forward pass of its own"
 _SESSION = "its forward pass takes a session of inference, frame by frame, and not records"
+_ASSISTANT = "it takes keys and values that another model has computed"
 LEFT_OUT: dict[str, str] = {
+    **{
+        f"transformers/{name}": _ASSISTANT
+        for name in ("Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM")
+    },
     **dict.fromkeys(("transformers/BarkModel", "transformers/GlmImageVQVAE"), _NO_FORWARD),
     **{
         f"transformers/{name}": _SESSION
