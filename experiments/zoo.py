@@ -2,8 +2,8 @@
 
     python -m experiments.zoo [--library NAME] [--only PART] [--again OUTCOME] [--output FILE]
 
-Each model runs in a process of its own, with a limit of processor time; results go into a file, from which a run goes on. Classes
-that are no trainable model are listed there too, with the reason, and are not counted.
+Each model runs in a process of its own, with a limit of processor time; results go into a file, from which a run goes
+on. Classes that are no trainable model are listed there too, with the reason, and are not counted.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_virtual_tokens": 3, "prefix_projection": True, "encoder_hidden_size": 8},
     ),
     "adaption prompt": ("AdaptionPromptConfig", {"adapter_len": 3, "adapter_layers": 2}),
-    "CPT": ("CPTConfig", {"cpt_token_ids": [5, 6, 7], "cpt_tokens_type_mask": [1, 2, 3], "cpt_mask": [1, 1, 1]}),
+    "CPT": ("CPTConfig", {"cpt_token_ids": [5, 6, 7], "cpt_tokens_type_mask": [1, 2, 4], "cpt_mask": [1, 1, 1]}),
 }
 WITHOUT_TARGETS = {"LN tuning", "adaption prompt", "CPT"} | {name for name in METHODS if name.startswith("p")}
 
@@ -82,13 +82,17 @@ WITHOUT_TARGETS = {"LN tuning", "adaption prompt", "CPT"} | {name for name in ME
 _LINEAR_ONLY = ("BOFT", "C3A", "DeLoRA", "HRA", "LoHa", "LoKr", "MiSS", "OFT", "RoAd", "SHiRA")
 LEFT_OUT: dict[str, str] = {
     **{f"peft/{method} on GPT2": "PEFT has no such adapter for the layers of this model" for method in _LINEAR_ONLY},
+    **{
+        f"peft/{method} on Bert": "PEFT has prefixes for models with a cache of keys and values alone"
+        for method in ("prefix", "prefix, projection")
+    },
     **{f"peft/CPT on {base}": "PEFT has this method for causal language models alone" for base in ("Bert", "T5")},
 }
 
 
 def entries() -> list[Entry]:
     return [
-        Entry(f"peft/{method} on {base}", "peft", partial(make, base, method), partial(batch, base, method), loss)
+        Entry(f"peft/{method} on {base}", "peft", partial(make, base, method), partial(batch, base), loss)
         for base in BASES
         for method in METHODS
         if f"peft/{method} on {base}" not in LEFT_OUT
@@ -122,7 +126,7 @@ def make(base: str, method: str, dropout: bool) -> nn.Module:
     return peft.get_peft_model(model, getattr(peft, class_name)(**settings)).train()
 
 
-def batch(base: str, method: str, model: nn.Module) -> dict[str, Tensor]:
+def batch(base: str, model: nn.Module) -> dict[str, Tensor]:
     torch.manual_seed(1)
     mask = (torch.arange(8) < torch.tensor([[8], [5], [6]])).long()
     ids = torch.randint(5, WORDS, (3, 8)) * mask + (1 - mask)
@@ -131,8 +135,7 @@ def batch(base: str, method: str, model: nn.Module) -> dict[str, Tensor]:
         "SEQ_2_SEQ_LM": torch.randint(5, WORDS, (3, 5)),
         "CAUSAL_LM": ids.masked_fill(mask == 0, -100),
     }
-    more = {"input_type_mask": 4 * mask} if method == "CPT" else {}  # its loss counts positions of this type
-    return {"input_ids": ids, "attention_mask": mask, "labels": labels[BASES[base][-1]], **more}
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels[BASES[base][-1]]}
 
 
 def loss(model: nn.Module, given: dict[str, Tensor]) -> Tensor:

@@ -248,6 +248,50 @@ INPUTS: dict[str, Callable[[Any], Fields]] = {
         },
     ),
     **_many("TimesFm2_5Model", lambda c: {"past_values": torch.randn(B, c.context_length)}),
+    **_many("MoonshineForConditionalGeneration", lambda _: {"input_values": torch.randn(B, 3000)}),
+    **_many("SpeechEncoderDecoderModel", lambda _: {"input_values": torch.randn(B, 800)}),
+    **_many("ShieldGemma2ForImageClassification", lambda _: {"labels": None}),
+    **_many("PeAudioModel", lambda c: {**sound(c), "input_ids": words()}),
+    **_many("PeVideoEncoder", lambda c: {"pixel_values_videos": frames(c)}),
+    **_many("PeVideoModel", lambda c: {"pixel_values_videos": frames(c), "input_ids": words()}),
+    **_many(
+        "SamModel SamHQModel Sam2Model Sam3TrackerModel",
+        lambda _: {"input_points": 20 * torch.rand(B, 1, 1, 2), "input_labels": ones(1, 1)},
+    ),
+    **_many(
+        "KyutaiSpeechToTextForConditionalGeneration",
+        lambda _: {"input_ids": torch.randint(5, 40, (B, LENGTH, 3)), "labels": None},
+    ),
+    **_many(
+        "Kosmos2ForConditionalGeneration",
+        lambda c: {**with_placeholders(c), "image_embeds_position_mask": torch.cat([ones(4), ones(LENGTH) * 0], 1)},
+    ),
+    **_many(
+        "MuseGlimmerAssistantModel",
+        lambda c: {
+            "noise_embeds": torch.randn(B, 4, c.hidden_size),
+            "context_hidden_states": torch.randn(B, LENGTH, c.hidden_size),
+            "input_ids": None,
+            "attention_mask": None,
+        },
+    ),
+    **_many("UdopForConditionalGeneration", lambda _: {"labels": words(5), "bbox": torch.rand(B, LENGTH, 4)}),
+    **_many(
+        "UnivNetModel",
+        lambda c: {
+            "input_features": torch.randn(B, 16, c.num_mel_channels),
+            "noise_sequence": torch.randn(B, 16, c.model_in_channels),
+        },
+    ),
+    **_many("FunAsrNanoEncoder", lambda _: {"input_features": torch.randn(B, 20, 56), "input_features_mask": ones(20)}),
+    **_many("DepthProModel", lambda _: {"pixel_values": torch.randn(B, 3, 128, 128)}),
+    **_many("ClapModel", lambda _: {"input_ids": words(), "input_features": torch.randn(B, 1, 256, 16)}),
+    **_many(
+        "ClvpModelForConditionalGeneration",
+        lambda c: {"input_ids": words(), "input_features": torch.randn(B, c.decoder_config.feature_size, 32)},
+    ),
+    **_many("Gemma4AudioModel", lambda _: {"input_features": torch.randn(B, 64, 128)}),
+    **_many("OmniASRAudioModel OmniASRForCTC", sound),
 }
 
 # By class: what all examples share, made anew in each call.

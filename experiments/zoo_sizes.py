@@ -207,6 +207,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "auxiliary_channels": 8,
     },
     "blip-2": {"image_token_index": 44},
+    "blt": {name: {"hidden_size_global": 16, "cross_attn_k": 2} for name in ("encoder_config", "decoder_config")}
+    | {"cross_attn_k": 2},
     "bridgetower": {name: {"hidden_size": 64} for name in ("text_config", "vision_config")} | {"hidden_size": 64},
     "bros": {"hidden_size": 64},
     "chameleon": {"vocabulary_map": {"<image>": 44}, "vq_config": {"base_channels": 32}},
@@ -274,7 +276,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "gemma4": {"text_config": _GEMMA_PER_LAYER},
     "gemma4_text": _GEMMA_PER_LAYER,
     **_each(
-        "glm4v_vision glm4v_moe_vision glm5_next_vision glm_image_vision glm_ocr_vision qwen3_5_vision qwen2_5_vl_vision",
+        "glm4v_vision glm4v_moe_vision glm5_next_vision glm_image_vision glm_ocr_vision",
         {"depth": 2, "out_hidden_size": 16},
     ),
     "glm5_next": {"text_config": _GLM_LINEAR, "vision_config": {"depth": 2, "projection_intermediate_size": 24}},

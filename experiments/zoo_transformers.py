@@ -109,7 +109,7 @@ def without_dropout(config: Any) -> None:
             setattr(config, name, False)
 
 
-def batch(task: str, model: nn.Module) -> dict[str, Tensor]:
+def batch(task: str, model: Any) -> dict[str, Tensor]:
     """A batch of random examples for the model's own arguments."""
     torch.manual_seed(1)
     taken = inspect.signature(model.forward).parameters
