@@ -291,6 +291,10 @@ INPUTS: dict[str, Callable[[Any], Fields]] = {
         lambda c: {"input_ids": words(), "input_features": torch.randn(B, c.decoder_config.feature_size, 32)},
     ),
     **_many("Gemma4AudioModel", lambda _: {"input_features": torch.randn(B, 64, 128)}),
+    **_many(
+        "Sam2Model Sam2VisionModel Sam2HieraDetModel EdgeTamModel",
+        lambda _: {"pixel_values": torch.randn(B, 3, 64, 64)},
+    ),
     **_many("OmniASRAudioModel OmniASRForCTC", sound),
 }
 

@@ -140,6 +140,15 @@ _GLM_LINEAR = {
     **{"qk_rope_head_dim": 0, "linear_head_dim": 8, "linear_num_heads": 2, "index_head_dim": 8, "index_n_heads": 2},
     "layer_types": ["linear_attention", "indexed_attention"],
 }
+_HIERA = {
+    **{"hidden_size": 8, "embed_dim_per_stage": [8, 16, 32, 64], "num_attention_heads_per_stage": [1, 2, 2, 2]},
+    **{"blocks_per_stage": [1, 1, 1, 1], "window_size_per_stage": [4, 2, 2, 2], "global_attention_blocks": [2]},
+    "image_size": [64, 64],
+}
+_HIERA_NECK = {
+    **{"backbone_config": _HIERA, "backbone_channel_list": [64, 32, 16, 8], "fpn_hidden_size": 16},
+    "backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]],
+}
 _GEMMA_EXPERTS = {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 24}
 _REPVIT = {
     "architecture": "repvit_m0_9",
@@ -255,9 +264,22 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "vision_config": {"per_layer_config": {}, "adapter_in_dim": 16, "adapter_out_dim": 16},
         "audio_config": {"adapter_input_size": 16, "adapter_out_dim": 16},
     },
-    "edgetam": {"vision_config": {"backbone_config": _REPVIT}},
+    "edgetam": {
+        "vision_config": {"backbone_config": _REPVIT, "fpn_hidden_size": 16},
+        "mask_decoder_config": {"iou_head_hidden_dim": 16},
+    },
+    "sam2": {
+        "vision_config": _HIERA_NECK,
+        "prompt_encoder_config": {"image_size": 64},
+        "mask_decoder_config": {"iou_head_hidden_dim": 16},
+    },
+    "sam2_vision_model": _HIERA_NECK,
+    "sam2_hiera_det_model": _HIERA,
     "edgetam_vision_model": {"backbone_config": _REPVIT},
-    "emu3": {"vocabulary_map": {"<image>": 44, "<|extra_200|>": 43}},
+    "emu3": {
+        "vq_config": {"base_channels": 32, "codebook_size": 48},
+        "vocabulary_map": {"<image>": 44, "<|extra_200|>": 43},
+    },
     "ernie4_5_vl_moe": {"text_config": _rope(1, 1, 2)},
     "fastspeech2_conformer_with_hifigan": {"vocoder_config": {"model_in_dim": 8}},
     "dia": {
