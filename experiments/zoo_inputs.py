@@ -40,6 +40,12 @@ def with_picture(config: Any) -> Fields:
     return {"input_ids": words(), "attention_mask": ones(LENGTH), "pixel_values": pictures(config)}
 
 
+def _large(config: Any) -> Fields:
+    """Pictures of 64 x 64, with words where the model takes them."""
+    with_words = {"input_ids": words(), "attention_mask": ones(LENGTH)} if hasattr(config, "text_config") else {}
+    return {"pixel_values": torch.randn(B, 3, 64, 64), **with_words}
+
+
 def with_video(config: Any) -> Fields:
     return with_picture(config) | {"pixel_values": frames(config)}
 
@@ -59,7 +65,7 @@ def series(config: Any) -> Fields:
 def patches(config: Any) -> Tensor:
     """Pictures of 4 x 4 patches each, one row per patch."""
     channels = getattr(config, "in_channels", None) or getattr(config, "num_channels", None) or 3
-    in_time = getattr(config, "temporal_patch_size", None) or 1
+    in_time = getattr(config, "temporal_patch_size", None) or getattr(config, "patch_temporal", None) or 1
     return torch.randn(B, 16, channels * in_time * config.patch_size**2)
 
 
@@ -125,12 +131,13 @@ INPUTS: dict[str, Callable[[Any], Fields]] = {
         lambda c: {"latents": torch.randn(B, c.hidden_size, 8), "input_values": None},
     ),
     **_many(
-        "MossTranscribeDiarizeAudioModel Qwen2AudioEncoder VoxtralEncoder WhisperForAudioClassification",
+        "GlmAsrEncoder MossTranscribeDiarizeAudioModel VoxtralRealtimeEncoder Qwen2AudioEncoder VoxtralEncoder"
+        " WhisperForAudioClassification",
         lambda c: {"input_features": _mel(c).transpose(1, 2)},
     ),
     **_many("ASTForAudioClassification", lambda _: {"attention_mask": None}),
     **_many(
-        "AudioFlamingo3Encoder Qwen3ASREncoder",
+        "AudioFlamingo3Encoder",
         lambda c: {"input_features": (mel := _mel(c)).transpose(1, 2), "input_features_mask": ones(mel.shape[1])},
     ),
     **_many(
@@ -161,7 +168,7 @@ INPUTS: dict[str, Callable[[Any], Fields]] = {
     ),
     **_many(
         "MusicgenForCausalLM MusicgenMelodyForCausalLM",
-        lambda _: {"input_ids": torch.randint(5, 40, (B, 4, LENGTH)), "labels": None},
+        lambda _: {"input_ids": torch.randint(5, 40, (B, 4, LENGTH)), "labels": None, "attention_mask": None},
     ),
     **_many("Blip2ForConditionalGeneration", with_placeholders),
     **_many(
@@ -191,7 +198,10 @@ INPUTS: dict[str, Callable[[Any], Fields]] = {
     ),
     **_many(
         "Pix2StructForConditionalGeneration",
-        lambda c: {"flattened_patches": torch.rand(B, 10, c.vision_config.patch_embed_hidden_size), "labels": words(5)},
+        lambda c: {
+            "flattened_patches": torch.rand(B, 10, c.vision_config.patch_embed_hidden_size + 2),
+            "labels": words(5),
+        },
     ),
     **_many(
         "LxmertModel",
@@ -237,7 +247,7 @@ INPUTS: dict[str, Callable[[Any], Fields]] = {
     ),
     **_many(
         "PPOCRV5MobileRecModel PPOCRV5ServerRecModel PPOCRV6SmallRecModel PPOCRV6TinyRecModel",
-        lambda _: {"pixel_values": torch.randn(B, 3, 48, 320)},
+        lambda _: {"pixel_values": torch.randn(B, 3, 96, 320)},
     ),
     **_many(
         "TimesFmModel",
@@ -270,7 +280,7 @@ INPUTS: dict[str, Callable[[Any], Fields]] = {
         "MuseGlimmerAssistantModel",
         lambda c: {
             "noise_embeds": torch.randn(B, 4, c.hidden_size),
-            "context_hidden_states": torch.randn(B, LENGTH, c.hidden_size),
+            "context_hidden_states": torch.randn(B, LENGTH, 5 * c.hidden_size),
             "input_ids": None,
             "attention_mask": None,
         },
@@ -295,7 +305,29 @@ INPUTS: dict[str, Callable[[Any], Fields]] = {
         "Sam2Model Sam2VisionModel Sam2HieraDetModel EdgeTamModel",
         lambda _: {"pixel_values": torch.randn(B, 3, 64, 64)},
     ),
-    **_many("OmniASRAudioModel OmniASRForCTC", sound),
+    **_many("GraniteSpeech5Encoder", lambda _: {"input_features": torch.randn(B, 64, 32)}),
+    **_many("Kimi_K25VisionModel", lambda _: {"pixel_values": torch.randn(B, 16, 3, 8, 8)}),
+    **_many("Llama4ForConditionalGeneration", with_placeholders),
+    **_many(
+        "InstructBlipVideoForConditionalGeneration",
+        lambda c: {**with_placeholders(c), "pixel_values": frames(c), "qformer_input_ids": words()},
+    ),
+    **_many(
+        "Qwen3ASREncoder",
+        lambda c: {"input_features": torch.randn(B, c.num_mel_bins, 100), "input_features_mask": ones(100)},
+    ),
+    **_many(
+        "PeAudioVideoModel PeAudioVideoEncoder",
+        lambda c: {**sound(c), "pixel_values_videos": torch.randn(B, 2, 3, 32, 32)},
+    ),
+    **_many(
+        "Nemotron3_5TranscribeWordTimestampModel",
+        lambda c: {"inputs_embeds": torch.randn(B, LENGTH, c.hidden_size), "input_ids": None},
+    ),
+    **_many("OmniASRAudioModel", sound),
+    **_many("OmniASRForCTC", lambda c: {**sound(c), "attention_mask": ones(800)}),
+    **_many("Molmo2ForConditionalGeneration", lambda _: {"mm_token_type_ids": ones(LENGTH) * 0}),
+    **_many("LwDetrModel GroundingDinoModel MMGroundingDinoModel", _large),
 }
 
 # By class: what all examples share, made anew in each call.

@@ -116,11 +116,15 @@ _DETR_ENCODER: dict[str, Any] = {
     "num_denoising": 0,
     "num_queries": 4,
 }
-_TWO_ROPES = {
-    "rope_parameters": {
-        kind: {"rope_type": "default", "rope_theta": 10000.0} for kind in ("full_attention", "sliding_attention")
-    }
-}
+
+
+def _two_ropes(part: float) -> dict[str, Any]:
+    """Positions of two kinds of attention, on a part of each head."""
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": part}
+    return {"rope_parameters": {"full_attention": rope, "sliding_attention": rope}}
+
+
+_TWO_ROPES = _two_ropes(1.0)
 _TRANSCRIBE = {"head_config": {"audio_hidden_size": 16}}
 _SEGMENTS = {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4], "image_size": 64, "auxiliary_channels": 8}
 _FLOW = {"flow_head_config": {"condition_dim": 16}}
@@ -181,29 +185,39 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     **_each("d_fine deimv2", {"backbone_config": _HGNET, **_DETR_ENCODER}),
     **_each(
         "grounding-dino mm-grounding-dino",
-        {"d_model": 32, "backbone_config": {**_FOUR_STAGES, "out_features": _LAST_THREE}},
+        {"d_model": 64, "backbone_config": {**_FOUR_STAGES, "out_features": _LAST_THREE}},
     ),
     **_each("gradium_phonon_tts pocket_tts", _FLOW),
     **_each(
         "mask2former maskformer oneformer",
         {"backbone_config": {**_FOUR_STAGES, "out_features": ["stage1", *_LAST_THREE]}},
     ),
-    **_each("mimi pocket_tts_audio_tokenizer", {"upsample_groups": 16}),
-    **_each("ministral hunyuan_vl_text", {"head_dim": 8}),
-    **_each("nemotron3_diarization nemotron3_5_transcribe nemotron3_5_transcribe_audio", _TRANSCRIBE),
-    **_each("pp_doclayout_v3 pp_doclayout_v4", {"backbone_config": _HGNET, **_DETR_ENCODER}),
-    **_each("qwen2_5_omni_thinker qwen3_omni_moe_thinker", {"vision_start_token_id": 43}),
+    **_each("mimi mimi_decoder pocket_tts_audio_tokenizer pocket_tts_audio_tokenizer_decoder", {"upsample_groups": 16}),
+    "ministral": {"head_dim": 8},
+    "hunyuan_vl_text": {"head_dim": 8, **_rope(1, 1, 1, 1)},
+    "nemotron3_diarization": _TRANSCRIBE,
+    "nemotron3_5_transcribe_audio": _TRANSCRIBE,
+    "nemo_speechlm": {"audio_config": _TRANSCRIBE},
+    "pp_doclayout_v3": {"backbone_config": {**_HGNET, "out_features": ["stage1", *_LAST_THREE]}, **_DETR_ENCODER},
+    "pp_doclayout_v4": {"backbone_config": _HGNET, **_DETR_ENCODER},
+    "qwen2_5_omni_thinker": {"vision_start_token_id": 43, "text_config": _rope(1, 1, 2)},
+    "qwen3_omni_moe_thinker": {"vision_start_token_id": 43},
     **_each("rt_detr rt_detr_v2", {"backbone_config": _RT_RESNET, **_DETR_ENCODER}),
     **_each("sam sam_hq", _SAM),
     "align": {
         "vision_config": {"width_coefficient": 0.1, "depth_coefficient": 0.1, "hidden_dim": 16},
         "projection_dim": 32,
     },
-    "granite_speech5": {"encoder_config": {"context_size": 8}},
+    "granite_speech5_ctc": {"encoder_config": {"context_size": 8}},
     "granite_speech5_encoder": {"context_size": 8},
     "inkling2_loop": {"vision_config": {"text_hidden_size": 16}},
     "kosmos-2": {"latent_query_num": 4},
-    "kyutai_speech_to_text": {"num_codebooks": 2, "codebook_vocab_size": 49, "audio_pad_token_id": 5},
+    "kyutai_speech_to_text": {
+        "codec_config": {"upsample_groups": 16},
+        "num_codebooks": 2,
+        "codebook_vocab_size": 49,
+        "audio_pad_token_id": 5,
+    },
     "nemotron_h_omni": {"vision_config": {"video_temporal_patch_size": 2}},
     "qwen4_exp": {"text_config": {"layer_types": _TWO_KINDS}},
     "step3p7": {"text_config": {"sliding_window": 4}},
@@ -218,6 +232,18 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "blip-2": {"image_token_index": 44},
     "blt": {name: {"hidden_size_global": 16, "cross_attn_k": 2} for name in ("encoder_config", "decoder_config")}
     | {"cross_attn_k": 2},
+    **_each("led longformer", {"attention_window": [4, 4]}),
+    "gemma3n": {"text_config": {"num_kv_shared_layers": 0}},
+    "instructblip": {"image_token_index": 44},
+    "instructblipvideo": {"video_token_index": 44},
+    "granite4_vision": {"deepstack_layer_map": [[0, 0], [1, 1]], "spatial_target_layers": [0, 1, 0, 1]},
+    "lw_detr": {
+        "backbone_config": {
+            **{"image_size": 64, "num_windows": 4, "window_block_indices": [0], "out_features": ["stage1", "stage2"]}
+        }
+    },
+    **_each("neucodec xcodec2", {"hidden_size": 32, "decoder_hidden_size": 32}),
+    "neomme": _two_ropes(0.5),
     "bridgetower": {name: {"hidden_size": 64} for name in ("text_config", "vision_config")} | {"hidden_size": 64},
     "bros": {"hidden_size": 64},
     "chameleon": {"vocabulary_map": {"<image>": 44}, "vq_config": {"base_channels": 32}},
@@ -305,14 +331,17 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "glm5_next_text": _GLM_LINEAR,
     "granite_docling": {"vision_config": {"out_hidden_size": 16}},
     "hgnet_v2": _HGNET,
-    "hunyuan_vl": {"text_config": {"head_dim": 8}, "vision_config": {"text_hidden_size": 16, "out_hidden_size": 16}},
+    "hunyuan_vl": {
+        "text_config": {"head_dim": 8, **_rope(1, 1, 1, 1)},
+        "vision_config": {"text_hidden_size": 16, "out_hidden_size": 16},
+    },
     "inkling2": {"vision_config": {"text_hidden_size": 16}},
     "laguna": {"num_attention_heads_per_layer": [2, 2]},
     "layoutlmv3": {"hidden_size": 24, "coordinate_size": 4, "shape_size": 4},
-    "levit": {"image_size": 64, "patch_size": 16},
+    "levit": {"key_dim": [8, 8, 8], "image_size": 64, "patch_size": 16},
     "lilt": {"hidden_size": 24},
-    "mamba2": {"num_heads": 4, "head_dim": 8},
-    "mimo_v2_flash": _TWO_ROPES,
+    "mamba2": {"n_groups": 1, "num_heads": 4, "head_dim": 8},
+    "mimo_v2_flash": _two_ropes(1.0),
     "molmo2": {"adapter_config": {"vision_feature_layer": [1, 0]}},
     "muse_spark": {"audio_config": {"num_hidden_layers": 4}},
     "muse_spark_audio": {"num_hidden_layers": 4},
