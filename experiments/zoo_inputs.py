@@ -211,7 +211,8 @@ INPUTS: dict[str, Callable[[Any], Fields]] = {
         "OneFormerModel", lambda c: {"pixel_values": torch.randn(B, 3, 64, 64), "task_inputs": words(c.task_seq_len)}
     ),
     **_many(
-        "SegGptModel", lambda c: {name: pictures(c) for name in ("pixel_values", "prompt_pixel_values", "prompt_masks")}
+        "SegGptModel",
+        lambda _: {name: torch.randn(B, 3, 32, 32) for name in ("pixel_values", "prompt_pixel_values", "prompt_masks")},
     ),
     **_many(
         "IdeficsForVisionText2Text",
@@ -289,7 +290,7 @@ INPUTS: dict[str, Callable[[Any], Fields]] = {
     **_many(
         "UnivNetModel",
         lambda c: {
-            "input_features": torch.randn(B, 16, c.num_mel_channels),
+            "input_features": torch.randn(B, 16, c.num_mel_bins),
             "noise_sequence": torch.randn(B, 16, c.model_in_channels),
         },
     ),
@@ -324,6 +325,7 @@ INPUTS: dict[str, Callable[[Any], Fields]] = {
         "Nemotron3_5TranscribeWordTimestampModel",
         lambda c: {"inputs_embeds": torch.randn(B, LENGTH, c.hidden_size), "input_ids": None},
     ),
+    **_many("VisionEncoderDecoderModel", lambda c: {"pixel_values": pictures(c), "decoder_input_ids": words(5)}),
     **_many("OmniASRAudioModel", sound),
     **_many("OmniASRForCTC", lambda c: {**sound(c), "attention_mask": ones(800)}),
     **_many("Molmo2ForConditionalGeneration", lambda _: {"mm_token_type_ids": ones(LENGTH) * 0}),

@@ -146,7 +146,7 @@ _GLM_LINEAR = {
 }
 _HIERA = {
     **{"hidden_size": 8, "embed_dim_per_stage": [8, 16, 32, 64], "num_attention_heads_per_stage": [1, 2, 2, 2]},
-    **{"blocks_per_stage": [1, 1, 1, 1], "window_size_per_stage": [4, 2, 2, 2], "global_attention_blocks": [2]},
+    **{"blocks_per_stage": [1, 1, 2, 1], "window_size_per_stage": [4, 2, 2, 2], "global_attention_blocks": [3]},
     "image_size": [64, 64],
 }
 _HIERA_NECK = {
@@ -181,7 +181,11 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     **_each("autoformer informer time_series_transformer", _SERIES),
     **_each("beit data2vec-vision", _SEGMENTS),
     **_each("conditional_detr detr table-transformer", {"backbone_config": _RESNET}),
-    **_each("dpt tipsv2_dpt", {"num_hidden_layers": 4, "backbone_out_indices": [0, 1, 2, 3]}),
+    "dpt": {"num_hidden_layers": 4, "backbone_out_indices": [0, 1, 2, 3]},
+    "tipsv2_dpt": {
+        "backbone_config": {"num_hidden_layers": 4, "out_features": ["stage1", *_LAST_THREE]},
+        "neck_hidden_sizes": [8, 8, 8, 8],
+    },
     **_each("d_fine deimv2", {"backbone_config": _HGNET, **_DETR_ENCODER}),
     **_each(
         "grounding-dino mm-grounding-dino",
@@ -243,6 +247,12 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         }
     },
     **_each("neucodec xcodec2", {"hidden_size": 32, "decoder_hidden_size": 32}),
+    **_each("sam3 sam3_lite_text", {"vision_config": {"fpn_hidden_size": 16}}),
+    "sam3_tracker": {"vision_config": {"fpn_hidden_size": 16}, "mask_decoder_config": {"iou_head_hidden_dim": 16}},
+    "seggpt": {"image_size": [64, 32]},
+    "shieldgemma2": {"yes_token_index": 10, "no_token_index": 11},
+    "speech-encoder-decoder": {"pad_token_id": 1, "decoder_start_token_id": 2},
+    "tvp": {"max_img_size": 32, "visual_prompt_size": 8},
     "neomme": _two_ropes(0.5),
     "bridgetower": {name: {"hidden_size": 64} for name in ("text_config", "vision_config")} | {"hidden_size": 64},
     "bros": {"hidden_size": 64},
