@@ -141,14 +141,15 @@ def clipped_by_loop(model: nn.Module, batch: Batch, loss: Loss) -> tuple[list[Te
 
 @contextmanager
 def _contiguous_batch_norm() -> Iterator[None]:
-    """Within it gradients arrive contiguous at a fixed batch norm: torch's own kernel is wrong for one image otherwise.
+    """Within it a fixed batch norm gets input and gradient contiguous: torch's own kernel is wrong for one image else.
 
-    torch 2.13 on a processor: one image (1, c, h, w) in the order of rows, its gradient with the channels last.
+    torch 2.13 on a processor: one image (1, c, h, w) in the order of rows, its gradient with the channels last, or the
+    other way around.
     """
     original = F.batch_norm
 
-    def batch_norm(*args: Any, **kwargs: Any) -> Tensor:
-        output = original(*args, **kwargs)
+    def batch_norm(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        output = original(x.contiguous(), *args, **kwargs)
         if output.requires_grad:
             output.register_hook(lambda gradient: gradient.contiguous())
         return output.clone()  # a hook stays where it is when the output is written into

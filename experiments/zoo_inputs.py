@@ -326,6 +326,7 @@ INPUTS: dict[str, Callable[[Any], Fields]] = {
         lambda c: {"inputs_embeds": torch.randn(B, LENGTH, c.hidden_size), "input_ids": None},
     ),
     **_many("VisionEncoderDecoderModel", lambda c: {"pixel_values": pictures(c), "decoder_input_ids": words(5)}),
+    **_many("DiffusionGemmaForBlockDiffusion", lambda _: {"decoder_input_ids": words(5)}),
     **_many("OmniASRAudioModel", sound),
     **_many("OmniASRForCTC", lambda c: {**sound(c), "attention_mask": ones(800)}),
     **_many("Molmo2ForConditionalGeneration", lambda _: {"mm_token_type_ids": ones(LENGTH) * 0}),

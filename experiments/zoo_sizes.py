@@ -253,6 +253,10 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "shieldgemma2": {"yes_token_index": 10, "no_token_index": 11},
     "speech-encoder-decoder": {"pad_token_id": 1, "decoder_start_token_id": 2},
     "tvp": {"max_img_size": 32, "visual_prompt_size": 8},
+    "xclip": {
+        "vision_config": {"mit_hidden_size": 16, "mit_intermediate_size": 24, "mit_num_attention_heads": 2},
+        "prompt_num_attention_heads": 2,
+    },
     "neomme": _two_ropes(0.5),
     "bridgetower": {name: {"hidden_size": 64} for name in ("text_config", "vision_config")} | {"hidden_size": 64},
     "bros": {"hidden_size": 64},
@@ -401,8 +405,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "wav2vec2-conformer": {"vocab_size": 48},
     "whisper": {"max_source_positions": 16},
     "xmod": {"languages": ("en_XX",), "default_language": "en_XX"},
-    "zamba": {"layer_types": ["mamba", "hybrid"]},
-    "zamba2": {"layer_types": ["mamba", "hybrid"]},
+    "zamba": {"num_hidden_layers": 4, "layer_types": ["mamba", "hybrid", "mamba", "hybrid"]},
+    "zamba2": {"num_hidden_layers": 4, "layer_types": ["mamba", "hybrid", "mamba", "hybrid"], "num_mem_blocks": 1},
 }
 
 
