@@ -327,6 +327,15 @@ INPUTS: dict[str, Callable[[Any], Fields]] = {
     ),
     **_many("VisionEncoderDecoderModel", lambda c: {"pixel_values": pictures(c), "decoder_input_ids": words(5)}),
     **_many("DiffusionGemmaForBlockDiffusion", lambda _: {"decoder_input_ids": words(5)}),
+    **_many(
+        "VibeVoiceAcousticTokenizerEncoderModel",
+        lambda _: {"hidden_states": torch.randn(B, 1, 800), "input_values": None},
+    ),
+    **_many(
+        "VibeVoiceAcousticTokenizerDecoderModel",
+        lambda c: {"hidden_states": torch.randn(B, 10, c.hidden_size), "input_values": None},
+    ),
+    **_many("WavTokenizerModel WavTokenizerEncoderModel", sound),
     **_many("OmniASRAudioModel", sound),
     **_many("OmniASRForCTC", lambda c: {**sound(c), "attention_mask": ones(800)}),
     **_many("Molmo2ForConditionalGeneration", lambda _: {"mm_token_type_ids": ones(LENGTH) * 0}),

@@ -153,6 +153,7 @@ _HIERA_NECK = {
     **{"backbone_config": _HIERA, "backbone_channel_list": [64, 32, 16, 8], "fpn_hidden_size": 16},
     "backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]],
 }
+_VOICE = {"num_filters": 4, "downsampling_ratios": [2, 2], "depths": [1, 1, 1], "hidden_size": 16}
 _GEMMA_EXPERTS = {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 24}
 _REPVIT = {
     "architecture": "repvit_m0_9",
@@ -189,7 +190,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     **_each("d_fine deimv2", {"backbone_config": _HGNET, **_DETR_ENCODER}),
     **_each(
         "grounding-dino mm-grounding-dino",
-        {"d_model": 64, "backbone_config": {**_FOUR_STAGES, "out_features": _LAST_THREE}},
+        {"d_model": 64, "max_text_len": 16, "backbone_config": {**_FOUR_STAGES, "out_features": _LAST_THREE}},
     ),
     **_each("gradium_phonon_tts pocket_tts", _FLOW),
     **_each(
@@ -257,6 +258,18 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "vision_config": {"mit_hidden_size": 16, "mit_intermediate_size": 24, "mit_num_attention_heads": 2},
         "prompt_num_attention_heads": 2,
     },
+    "perceiver": {
+        **{"num_latents": 4, "d_latents": 16, "num_blocks": 1, "num_self_attends_per_block": 1, "image_size": 16},
+        **{"num_self_attention_heads": 2, "num_cross_attention_heads": 2},
+    },
+    **_each(
+        "vibevoice_acoustic_tokenizer vibevoice_acoustic_tokenizer_encoder vibevoice_acoustic_tokenizer_decoder", _VOICE
+    ),
+    "vibevoice": {"audio_config": _VOICE, "semantic_model_config": _VOICE},
+    "vibevoice_asr": {
+        f"{kind}_tokenizer_encoder_config": {**_VOICE, "hidden_size": 16} for kind in ("acoustic", "semantic")
+    },
+    **_each("wavtokenizer wavtokenizer_encoder", {"codebook_dim": 16}),
     "neomme": _two_ropes(0.5),
     "bridgetower": {name: {"hidden_size": 64} for name in ("text_config", "vision_config")} | {"hidden_size": 64},
     "bros": {"hidden_size": 64},
