@@ -10,7 +10,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from experiments.zoo_check import Entry
+from experiments.zoo_check import Batch, Entry
 
 transformers.logging.set_verbosity_error()
 
@@ -138,5 +138,5 @@ def batch(base: str, model: nn.Module) -> dict[str, Tensor]:
     return {"input_ids": ids, "attention_mask": mask, "labels": labels[BASES[base][-1]]}
 
 
-def loss(model: nn.Module, given: dict[str, Tensor]) -> Tensor:
+def loss(model: nn.Module, given: Batch) -> Tensor:
     return model(**given).loss

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from experiments.zoo_check import Entry
+from experiments.zoo_check import Batch, Entry
 
 
 def _import_torchvision() -> Any:
@@ -221,7 +221,7 @@ def _images_of(model: nn.Module) -> dict[str, Tensor]:
     return images(model.zoo_size, model)  # pyright: ignore[reportArgumentType]
 
 
-def loss(model: nn.Module, given: dict[str, Tensor]) -> Tensor:
+def loss(model: nn.Module, given: Batch) -> Tensor:
     scores = model(given["x"])
     if isinstance(scores, tuple | list):
         scores = sum(scores)

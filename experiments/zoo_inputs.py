@@ -306,7 +306,7 @@ INPUTS: dict[str, Callable[[Any], Fields]] = {
         "Sam2Model Sam2VisionModel Sam2HieraDetModel EdgeTamModel",
         lambda _: {"pixel_values": torch.randn(B, 3, 64, 64)},
     ),
-    **_many("GraniteSpeech5Encoder", lambda _: {"input_features": torch.randn(B, 64, 32)}),
+    **_many("GraniteSpeech5Encoder GraniteSpeech5ForCTC", lambda _: {"input_features": torch.randn(B, 64, 32)}),
     **_many("Kimi_K25VisionModel", lambda _: {"pixel_values": torch.randn(B, 16, 3, 8, 8)}),
     **_many("Llama4ForConditionalGeneration", with_placeholders),
     **_many(
@@ -333,7 +333,7 @@ INPUTS: dict[str, Callable[[Any], Fields]] = {
     ),
     **_many(
         "VibeVoiceAcousticTokenizerDecoderModel",
-        lambda c: {"hidden_states": torch.randn(B, 10, c.hidden_size), "input_values": None},
+        lambda c: {"hidden_states": torch.randn(B, c.hidden_size, 10), "input_values": None},
     ),
     **_many("WavTokenizerModel WavTokenizerEncoderModel", sound),
     **_many("OmniASRAudioModel", sound),

@@ -36,6 +36,11 @@ REASONS = {
     "gradients of plain training are zero or not finite": "norms of the gradients",
 }
 FOUR = ("exact, vectorised", "exact, one by one", "refused", "not built")
+OTHERS = {
+    "wrong": "have another sum than the loop",
+    "crashed": "end with an error or not in time",
+    "random": "have random gradients in plain PyTorch",
+}
 OTHER = "another error of the model's own code"
 NOTE = 160  # characters of a message
 
@@ -90,7 +95,8 @@ def in_readme(models: Rows) -> str:
     vectorised, one_by_one, refused, failed = four(models)
     return (
         f"Of {len(models):,} models of transformers, PEFT, timm, torchvision and torch, a run is exact at the speed of "
-        f"the batch on {vectorised:,}, exact one by one on {one_by_one}, refuses {refused}, and {failed} were not built"
+        f"the batch on {vectorised:,}, exact one by one on {one_by_one}, refuses {refused}, and {failed} were not "
+        f"built; the list names the other {len(models) - sum(four(models))}"
     )
 
 
@@ -98,14 +104,12 @@ def counts(models: Rows) -> str:
     """How many models of each library were tried, with what result."""
     found = four(models)
     shares = [f"{100 * number / len(models):.1f} %" for number in found]
-    outcomes = Counter(row["result"].partition(",")[0] for row in models)
-    wrong, random, crashed = (outcomes[name] for name in ("wrong", "random", "crashed"))
+    exact = sum(found[:2])
     lines = [
         f"**{len(models):,} models and layers** were tried, each in a run. **{found[0]:,} are exact at the speed of",
         f"the batch** ({shares[0]}), {found[1]} exact one by one ({shares[1]}), {found[2]} refused ({shares[2]}), and "
         f"{found[3]} not built ({shares[3]}).",
-        f"{wrong} have a wrong sum, {crashed} end with an error of noisette or not in time, and {random} have random "
-        "gradients in plain PyTorch.",
+        *others(models),
         "",
         f"| library | tried | {' | '.join(FOUR)} | other |",
         "|---|---|" + "---|" * len(FOUR) + "---|",
@@ -116,9 +120,18 @@ def counts(models: Rows) -> str:
         numbers = [sum(of_columns) + results.total(), *of_columns, results.total()]
         lines.append(f"| {title} | " + " | ".join(map(str, numbers)) + " |")
     untrained = [row["name"] for row in models if row["result"].startswith("exact") and row["note"]]
-    lines.append(f"\n{outcomes['exact'] - len(untrained):,} of the exact ones also train with their own dropout.")
+    lines.append(f"\n{exact - len(untrained):,} of the exact ones also train with their own dropout.")
     lines.append(f"With it, these fail in plain PyTorch: {', '.join(untrained)}." if untrained else "")
     return "\n".join(lines).rstrip()
+
+
+def others(models: Rows) -> list[str]:
+    """A line for each result beside the four, with the models that have it."""
+    lines = []
+    for result, text in OTHERS.items():
+        names = [row["name"] for row in models if row["result"] == result]
+        lines += [f"{len(names)} {text}: {', '.join(names)}."] if names else []
+    return lines
 
 
 def left_out() -> str:

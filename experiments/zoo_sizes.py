@@ -190,7 +190,12 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     **_each("d_fine deimv2", {"backbone_config": _HGNET, **_DETR_ENCODER}),
     **_each(
         "grounding-dino mm-grounding-dino",
-        {"d_model": 64, "max_text_len": 16, "backbone_config": {**_FOUR_STAGES, "out_features": _LAST_THREE}},
+        {
+            "d_model": 64,
+            "query_dim": 4,
+            "max_text_len": 16,
+            "backbone_config": {**_FOUR_STAGES, "out_features": _LAST_THREE},
+        },
     ),
     **_each("gradium_phonon_tts pocket_tts", _FLOW),
     **_each(
@@ -243,9 +248,10 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "instructblipvideo": {"video_token_index": 44},
     "granite4_vision": {"deepstack_layer_map": [[0, 0], [1, 1]], "spatial_target_layers": [0, 1, 0, 1]},
     "lw_detr": {
+        "projector_scale_factors": [1.0],
         "backbone_config": {
             **{"image_size": 64, "num_windows": 4, "window_block_indices": [0], "out_features": ["stage1", "stage2"]}
-        }
+        },
     },
     **_each("neucodec xcodec2", {"hidden_size": 32, "decoder_hidden_size": 32}),
     **_each("sam3 sam3_lite_text", {"vision_config": {"fpn_hidden_size": 16}}),
@@ -269,7 +275,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "vibevoice_asr": {
         f"{kind}_tokenizer_encoder_config": {**_VOICE, "hidden_size": 16} for kind in ("acoustic", "semantic")
     },
-    **_each("wavtokenizer wavtokenizer_encoder", {"codebook_dim": 16}),
+    **_each("wavtokenizer wavtokenizer_encoder", {"codebook_dim": 16, "decoder_hidden_size": 32}),
+    "zaya": {"num_experts_per_tok": 1},
     "neomme": _two_ropes(0.5),
     "bridgetower": {name: {"hidden_size": 64} for name in ("text_config", "vision_config")} | {"hidden_size": 64},
     "bros": {"hidden_size": 64},
@@ -318,12 +325,16 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "audio_config": {"adapter_input_size": 16, "adapter_out_dim": 16},
     },
     "edgetam": {
-        "vision_config": {"backbone_config": _REPVIT, "fpn_hidden_size": 16},
+        "vision_config": {
+            **{"backbone_config": _REPVIT, "fpn_hidden_size": 16},
+            "backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]],
+        },
+        "prompt_encoder_config": {"image_size": 64, "patch_size": 16},
         "mask_decoder_config": {"iou_head_hidden_dim": 16},
     },
     "sam2": {
         "vision_config": _HIERA_NECK,
-        "prompt_encoder_config": {"image_size": 64},
+        "prompt_encoder_config": {"image_size": 64, "patch_size": 16},
         "mask_decoder_config": {"iou_head_hidden_dim": 16},
     },
     "sam2_vision_model": _HIERA_NECK,
@@ -418,8 +429,18 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "wav2vec2-conformer": {"vocab_size": 48},
     "whisper": {"max_source_positions": 16},
     "xmod": {"languages": ("en_XX",), "default_language": "en_XX"},
-    "zamba": {"num_hidden_layers": 4, "layer_types": ["mamba", "hybrid", "mamba", "hybrid"]},
-    "zamba2": {"num_hidden_layers": 4, "layer_types": ["mamba", "hybrid", "mamba", "hybrid"], "num_mem_blocks": 1},
+    "zamba": {
+        "attention_hidden_size": 32,
+        "attention_head_dim": 16,
+        "num_hidden_layers": 4,
+        "layer_types": ["mamba", "hybrid", "mamba", "hybrid"],
+    },
+    "zamba2": {
+        "hybrid_layer_ids": [1, 3],
+        "num_hidden_layers": 4,
+        "layer_types": ["mamba", "hybrid", "mamba", "hybrid"],
+        "num_mem_blocks": 1,
+    },
 }
 
 

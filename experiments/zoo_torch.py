@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from experiments.zoo_check import Entry, combined
+from experiments.zoo_check import Batch, Entry, combined
 
 F = nn.functional
 
@@ -163,5 +163,5 @@ def batch(name: str, model: nn.Module) -> dict[str, Tensor]:
     return given | ({"y": torch.randint(1, 10, (3, *LABELS[labels]))} if labels else {})
 
 
-def loss(name: str, model: nn.Module, given: dict[str, Tensor]) -> Tensor:
+def loss(name: str, model: nn.Module, given: Batch) -> Tensor:
     return combined(model(*given.values()))

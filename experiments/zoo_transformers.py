@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from experiments.zoo_check import Entry, combined
+from experiments.zoo_check import Batch, Entry, combined
 from experiments.zoo_inputs import CONSTANTS, INPUTS, JOINED
 from experiments.zoo_sizes import OVERRIDES, small
 
@@ -197,9 +197,9 @@ def _labels(task: str, taken: Any, given: dict[str, Tensor], config: Any, words:
     return {}
 
 
-def loss(task: str, model: nn.Module, given: dict[str, Tensor]) -> Tensor:
+def loss(task: str, model: nn.Module, batch: Batch) -> Tensor:
     """The loss that the model computes itself, else a fixed combination of what it returns."""
-    given = dict(given)
+    given = dict(batch)
     kind = type(model).__name__
     for name in JOINED.get(kind, ()):
         given[name] = given[name].flatten(0, 1)
