@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -136,7 +137,8 @@ def clipped_by_loop(model: nn.Module, batch: Batch, loss: Loss) -> tuple[list[Te
     if not 0 < bound < float("inf"):
         raise ValueError(f"the norms of the gradients are {norms}")
     factors = [min(1.0, bound / norm) if norm else 1.0 for norm in norms]
-    return [sum(f * g for f, g in zip(factors, column, strict=True)) for column in zip(*rows, strict=True)], bound
+    columns = zip(*rows, strict=True)
+    return [sum(map(operator.mul, factors, column), torch.zeros_like(column[0])) for column in columns], bound
 
 
 @contextmanager

@@ -224,5 +224,5 @@ def _images_of(model: nn.Module) -> dict[str, Tensor]:
 def loss(model: nn.Module, given: Batch) -> Tensor:
     scores = model(given["x"])
     if isinstance(scores, tuple | list):
-        scores = sum(scores)
+        scores = torch.stack(list(scores)).sum(0)
     return nn.functional.cross_entropy(scores, given["y"])

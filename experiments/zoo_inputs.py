@@ -47,7 +47,7 @@ def _large(config: Any) -> Fields:
 
 
 def with_video(config: Any) -> Fields:
-    return with_picture(config) | {"pixel_values": frames(config)}
+    return {**with_picture(config), "pixel_values": frames(config)}
 
 
 def series(config: Any) -> Fields:

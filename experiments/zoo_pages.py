@@ -32,7 +32,6 @@ REASONS = {
     "an input or a setting is missing": r"missing \d+ required|None|must specify|have to spec|Config' object has no",
     "sizes of input and configuration do not fit": "^RuntimeError|^IndexError|batch_size|be of length|to unpack",
     "another library is not installed": "^ImportError",
-    "PEFT has no such adapter for the model": "Target module|^ValueError: CPT|target_modules",
     "gradients of plain training are zero or not finite": "norms of the gradients",
 }
 FOUR = ("exact, vectorised", "exact, one by one", "refused", "not built")

@@ -277,6 +277,10 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     },
     **_each("wavtokenizer wavtokenizer_encoder", {"codebook_dim": 16, "decoder_hidden_size": 32}),
     "zaya": {"num_experts_per_tok": 1},
+    "vits": {
+        **{"upsample_initial_channel": 16, "flow_size": 16, "spectrogram_bins": 17},
+        **{"upsample_rates": [2, 2], "upsample_kernel_sizes": [4, 4]},
+    },
     "neomme": _two_ropes(0.5),
     "bridgetower": {name: {"hidden_size": 64} for name in ("text_config", "vision_config")} | {"hidden_size": 64},
     "bros": {"hidden_size": 64},
