@@ -138,7 +138,7 @@ def clipped_by_loop(model: nn.Module, batch: Batch, loss: Loss) -> tuple[list[Te
         raise ValueError(f"the norms of the gradients are {norms}")
     factors = [min(1.0, bound / norm) if norm else 1.0 for norm in norms]
     columns = zip(*rows, strict=True)
-    return [sum(map(operator.mul, factors, column), torch.zeros_like(column[0])) for column in columns], bound
+    return [torch.stack(list(map(operator.mul, factors, column))).sum(0) for column in columns], bound
 
 
 @contextmanager
