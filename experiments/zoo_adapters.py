@@ -10,7 +10,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from experiments.zoo_check import Entry
+from experiments.zoo_check import Batch, Entry
 
 transformers.logging.set_verbosity_error()
 
@@ -74,9 +74,20 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_virtual_tokens": 3, "prefix_projection": True, "encoder_hidden_size": 8},
     ),
     "adaption prompt": ("AdaptionPromptConfig", {"adapter_len": 3, "adapter_layers": 2}),
-    "CPT": ("CPTConfig", {"cpt_token_ids": [5, 6, 7], "cpt_tokens_type_mask": [1, 2, 3], "cpt_mask": [1, 1, 1]}),
+    "CPT": ("CPTConfig", {"cpt_token_ids": [5, 6, 7], "cpt_tokens_type_mask": [1, 2, 4], "cpt_mask": [1, 1, 1]}),
 }
 WITHOUT_TARGETS = {"LN tuning", "adaption prompt", "CPT"} | {name for name in METHODS if name.startswith("p")}
+
+
+_LINEAR_ONLY = ("BOFT", "C3A", "DeLoRA", "HRA", "LoHa", "LoKr", "MiSS", "OFT", "RoAd", "SHiRA")
+LEFT_OUT: dict[str, str] = {
+    **{f"peft/{method} on GPT2": "PEFT has no such adapter for the layers of this model" for method in _LINEAR_ONLY},
+    **{
+        f"peft/{method} on Bert": "PEFT has prefixes for models with a cache of keys and values alone"
+        for method in ("prefix", "prefix, projection")
+    },
+    **{f"peft/CPT on {base}": "PEFT has this method for causal language models alone" for base in ("Bert", "T5")},
+}
 
 
 def entries() -> list[Entry]:
@@ -84,6 +95,7 @@ def entries() -> list[Entry]:
         Entry(f"peft/{method} on {base}", "peft", partial(make, base, method), partial(batch, base), loss)
         for base in BASES
         for method in METHODS
+        if f"peft/{method} on {base}" not in LEFT_OUT
         if hasattr(peft, METHODS[method][0]) and (method != "adaption prompt" or base == "Llama")
     ]
 
@@ -106,6 +118,8 @@ def make(base: str, method: str, dropout: bool) -> nn.Module:
         settings["feedforward_modules"] = FEED_FORWARD[base]
     if method == "LN tuning" and base == "GPT2":
         settings[TARGETS] = ["ln_1", "ln_2"]
+    if method == "LN tuning" and base == "Bert":
+        settings[TARGETS] = ["LayerNorm"]
     if method == "VeRA":
         settings[TARGETS] = targets[:1]
     model = getattr(transformers, model_name)(config)
@@ -124,5 +138,5 @@ def batch(base: str, model: nn.Module) -> dict[str, Tensor]:
     return {"input_ids": ids, "attention_mask": mask, "labels": labels[BASES[base][-1]]}
 
 
-def loss(model: nn.Module, given: dict[str, Tensor]) -> Tensor:
+def loss(model: nn.Module, given: Batch) -> Tensor:
     return model(**given).loss

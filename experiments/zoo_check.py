@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from noisette import PerExampleClip, PrivacyError
-from noisette.clipping.engines import OneByOneWarning
+from noisette import OneByOneWarning, PerExampleClip, PrivacyError, RdpAccountant, privatize
 from noisette.core.trees import tensors
 
 F = nn.functional
 Batch = Mapping[str, Tensor]
 Loss = Callable[[nn.Module, Batch], Tensor]
+WAYS = "vectorised", "one by one"
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Result:
     error: float | None = None
     dtype: str = ""
     way: str = ""  # vectorised, or one by one
+    why: str = ""  # what the warning says of one by one
     trains: bool | None = None  # with its default dropout
 
 
@@ -64,20 +66,18 @@ def _outputs(output: object) -> list[Tensor]:
 
 
 def check(entry: Entry) -> Result:
-    """Compare in double precision, or in single precision where the model cannot run in double, then train a step."""
+    """Compare in double precision, or in single precision where the model cannot run in double, then train two steps.
+
+    A model is exact as its own dropout leaves it: what a run then refuses, or takes one by one, counts.
+    """
     torch.manual_seed(0)
     try:
         model, batch, dtype = _runs(entry)
-    except Exception as error:
-        return Result("not built", f"{type(error).__name__}: {str(error).strip()[:300]}")
-    try:
         wanted, bound = clipped_by_loop(model, batch, entry.loss)
     except Exception as error:
         return Result("not built", f"{type(error).__name__}: {str(error).strip()[:300]}")
     result = _compared(entry, model, batch, wanted, bound, dtype)
-    if result.outcome != "exact":
-        return result
-    return replace(result, **_trained(entry))
+    return _trained(entry, result) if result.outcome == "exact" else result
 
 
 def _runs(entry: Entry) -> tuple[nn.Module, dict[str, Tensor], torch.dtype]:
@@ -88,7 +88,7 @@ def _runs(entry: Entry) -> tuple[nn.Module, dict[str, Tensor], torch.dtype]:
         _enliven(model)
         batch = as_dtype(entry.batch(model), dtype)
         try:
-            torch.autograd.grad(entry.loss(model, one(batch, 0)), weights(model), allow_unused=True)
+            plain_gradients(model, one(batch, 0), entry.loss)
         except RuntimeError:
             if dtype is torch.float32:
                 raise
@@ -117,31 +117,41 @@ def weights(model: nn.Module) -> list[nn.Parameter]:
     return [p for p in model.parameters() if p.requires_grad]
 
 
+def plain_gradients(model: nn.Module, batch: Batch, loss: Loss) -> list[Tensor]:
+    """The gradients that ``backward()`` leaves, which some models call themselves; nothing stays in ``.grad``."""
+    model.zero_grad()
+    loss(model, batch).backward()
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in weights(model)]
+    model.zero_grad()
+    return gradients
+
+
 def clipped_by_loop(model: nn.Module, batch: Batch, loss: Loss) -> tuple[list[Tensor], float]:
     """The clipped sum from the gradient of each example alone; clips at nine tenths of the median norm."""
     rows = []
     for i in range(len(next(iter(batch.values())))):
         with _contiguous_batch_norm():
-            gradients = torch.autograd.grad(loss(model, one(batch, i)), weights(model), allow_unused=True)
-        rows.append([torch.zeros_like(p) if g is None else g for g, p in zip(gradients, weights(model), strict=True)])
+            rows.append(plain_gradients(model, one(batch, i), loss))
     norms = [float(torch.stack([g.double().norm() for g in row]).norm()) for row in rows]
     bound = 0.9 * sorted(norms)[len(norms) // 2]
     if not 0 < bound < float("inf"):
         raise ValueError(f"the norms of the gradients are {norms}")
     factors = [min(1.0, bound / norm) if norm else 1.0 for norm in norms]
-    return [sum(f * g for f, g in zip(factors, column, strict=True)) for column in zip(*rows, strict=True)], bound
+    columns = zip(*rows, strict=True)
+    return [torch.stack(list(map(operator.mul, factors, column))).sum(0) for column in columns], bound
 
 
 @contextmanager
 def _contiguous_batch_norm() -> Iterator[None]:
-    """Within it gradients arrive contiguous at a fixed batch norm: torch's own kernel is wrong for one image otherwise.
+    """Within it a fixed batch norm gets input and gradient contiguous: torch's own kernel is wrong for one image else.
 
-    torch 2.13 on a processor: one image (1, c, h, w) in the order of rows, its gradient with the channels last.
+    torch 2.13 on a processor: one image (1, c, h, w) in the order of rows, its gradient with the channels last, or the
+    other way around.
     """
     original = F.batch_norm
 
-    def batch_norm(*args: Any, **kwargs: Any) -> Tensor:
-        output = original(*args, **kwargs)
+    def batch_norm(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        output = original(x.contiguous(), *args, **kwargs)
         if output.requires_grad:
             output.register_hook(lambda gradient: gradient.contiguous())
         return output.clone()  # a hook stays where it is when the output is written into
@@ -153,29 +163,40 @@ def _contiguous_batch_norm() -> Iterator[None]:
         F.batch_norm = original
 
 
-def clipped(model: nn.Module, batch: Batch, loss: Loss, bound: float) -> list[Tensor]:
-    """The clipped sum by noisette."""
-    return clipped_and_way(model, batch, loss, bound)[0]
+def released(model: nn.Module, batch: Batch, loss: Loss, bound: float, steps: int = 1) -> tuple[list[Tensor], str]:
+    """The clipped sum that a run over all examples releases at its last step, with noise of a 10^12th of the bound.
 
-
-def clipped_and_way(model: nn.Module, batch: Batch, loss: Loss, bound: float) -> tuple[list[Tensor], str]:
-    """The clipped sum by noisette, and whether it took the examples one by one."""
+    And why it took the examples one by one; nothing where it did not.
+    """
+    examples = len(next(iter(batch.values())))
     clip = PerExampleClip(model, bound, capture="eager")
+    optimizer = torch.optim.SGD(weights(model), lr=0.0)
     try:
-        with warnings.catch_warnings(record=True) as said:
+        with (
+            warnings.catch_warnings(record=True) as said,
+            privatize(
+                *(clip, optimizer, dict(batch)),
+                **{"sampling_rate": 1.0, "expected_batch_size": examples, "steps": steps, "noise_multiplier": 1e-12},
+                accountant=RdpAccountant(),
+            ) as run,
+        ):
             warnings.simplefilter("always")
-            clip.accumulate(loss, dict(batch))
-        alone = any(issubclass(warning.category, OneByOneWarning) for warning in said)
-        return list(clip.pop_sums()[0].grads), "one by one" if alone else "vectorised"
+            for drawn in run.batches():
+                for part in drawn.microbatches(examples):
+                    run.accumulate(loss, part)
+                optimizer.step()
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad * examples for p in weights(model)]
     finally:
         clip.close()
+        optimizer.zero_grad()  # a run starts without gradients
+    return gradients, next((str(each.message) for each in said if issubclass(each.category, OneByOneWarning)), "")
 
 
 def _compared(
     entry: Entry, model: nn.Module, batch: Batch, wanted: list[Tensor], bound: float, dtype: torch.dtype
 ) -> Result:
     try:
-        found, way = clipped_and_way(model, batch, entry.loss, bound)
+        found, why = released(model, batch, entry.loss, bound)
     except PrivacyError as error:
         return Result("refused", str(error)[:600])
     except Exception as error:
@@ -183,7 +204,7 @@ def _compared(
     error = relative_error(found, wanted)
     kind = str(dtype).removeprefix("torch.")
     if error <= _tolerance(model, dtype):
-        return Result("exact", error=error, dtype=kind, way=way)
+        return Result("exact", error=error, dtype=kind, way=WAYS[bool(why)], why=why)
     again, _ = clipped_by_loop(model, batch, entry.loss)
     if relative_error(again, wanted) > 1e-12:
         if not model.training:
@@ -205,14 +226,20 @@ def relative_error(found: list[Tensor], wanted: list[Tensor]) -> float:
     return float(difference / torch.stack([w.double().norm() for w in wanted]).norm())
 
 
-def _trained(entry: Entry) -> dict[str, Any]:
-    """Whether a step goes through with the default dropout, in single precision."""
-    torch.manual_seed(0)
-    model = entry.make(True).to(torch.float32)
-    batch = as_dtype(entry.batch(model), torch.float32)
+def _trained(entry: Entry, exact: Result) -> Result:
+    """Whether two steps go through with the default dropout, in single precision, and in which way."""
     try:
-        for _ in range(2):
-            sums = clipped(model, batch, entry.loss, 1.0)
+        torch.manual_seed(0)
+        model = entry.make(True).to(torch.float32)
+        batch = as_dtype(entry.batch(model), torch.float32)
+        plain_gradients(model, one(batch, 0), entry.loss)
     except Exception as error:
-        return {"trains": False, "message": f"with dropout: {type(error).__name__}: {str(error)[:500]}"}
-    return {"trains": all(bool(g.isfinite().all()) for g in sums)}
+        return replace(exact, trains=False, message=f"with dropout: {type(error).__name__}: {str(error)[:500]}")
+    try:
+        sums, why = released(model, batch, entry.loss, 1.0, steps=2)
+    except PrivacyError as error:
+        return Result("refused", f"with dropout: {str(error)[:600]}")
+    except Exception as error:
+        return Result("crashed", f"with dropout: {type(error).__name__}: {str(error)[:600]}")
+    why = exact.why or why
+    return replace(exact, trains=all(bool(g.isfinite().all()) for g in sums), way=WAYS[bool(why)], why=why)

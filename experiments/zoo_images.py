@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from experiments.zoo_check import Entry
+from experiments.zoo_check import Batch, Entry
 
 
 def _import_torchvision() -> Any:
@@ -38,6 +38,7 @@ TORCHVISION = {
     **{"googlenet": 64, "inception_v3": 96, "vit_b_16": 32, "maxvit_t": 64},
 }
 SMALL_VIT = {"patch_size": 16, "num_layers": 2, "num_heads": 2, "hidden_dim": 32, "mlp_dim": 48}
+FIXED = {"bat_resnext26ts": 256, "crossvit_tiny_240": 240, "efficientformer_l1": 224, "halonet26t": 256}
 TIMM = [
     "bat_resnext26ts",
     "beit_base_patch16_224",
@@ -147,6 +148,9 @@ TIMM = [
 ]
 
 
+LEFT_OUT: dict[str, str] = {}
+
+
 def entries() -> list[Entry]:
     found = [
         Entry(f"torchvision/{name}", "torchvision", partial(of_torchvision, name), partial(images, size), loss)
@@ -163,7 +167,7 @@ def of_torchvision(name: str, dropout: bool) -> nn.Module:
     if name == "vit_b_16":
         model: nn.Module = torchvision.models.VisionTransformer(32, num_classes=4, **SMALL_VIT)
     elif name == "maxvit_t":
-        model = torchvision.models.MaxVit((64, 64), 8, [8, 8], [1, 1], 8, 0.2, partition_size=2, num_classes=4)
+        model = torchvision.models.MaxVit((64, 64), 8, 2, [8, 8], [1, 1], 8, 0.2, num_classes=4)
     elif name in ("googlenet", "inception_v3"):
         model = getattr(torchvision.models, name)(num_classes=4, init_weights=False, aux_logits=False)
     else:
@@ -174,6 +178,10 @@ def of_torchvision(name: str, dropout: bool) -> nn.Module:
 def of_timm(name: str, dropout: bool) -> nn.Module:
     torch.manual_seed(0)
     options: dict[str, Any] = {"num_classes": 4}
+    if name in FIXED:
+        model = timm.create_model(name, **options)
+        model.zoo_size = FIXED[name]
+        return _prepared(model, dropout)
     for size in (64, 128, 224, 256):
         for settings in ({"img_size": size}, {}):
             try:
@@ -213,8 +221,8 @@ def _images_of(model: nn.Module) -> dict[str, Tensor]:
     return images(model.zoo_size, model)  # pyright: ignore[reportArgumentType]
 
 
-def loss(model: nn.Module, given: dict[str, Tensor]) -> Tensor:
+def loss(model: nn.Module, given: Batch) -> Tensor:
     scores = model(given["x"])
     if isinstance(scores, tuple | list):
-        scores = sum(scores)
+        scores = torch.stack(list(scores)).sum(0)
     return nn.functional.cross_entropy(scores, given["y"])

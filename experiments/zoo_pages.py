@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.marked import replaced
-from experiments.zoo import RESULTS
+from experiments.zoo import RESULTS, measured
 
 PAGE = Path(__file__).parents[1] / "docs" / "supported-models.md"
 LIST = PAGE.with_suffix(".json")
@@ -32,8 +32,13 @@ REASONS = {
     "an input or a setting is missing": r"missing \d+ required|None|must specify|have to spec|Config' object has no",
     "sizes of input and configuration do not fit": "^RuntimeError|^IndexError|batch_size|be of length|to unpack",
     "another library is not installed": "^ImportError",
-    "PEFT has no such adapter for the model": "Target module|^ValueError: CPT|target_modules",
     "gradients of plain training are zero or not finite": "norms of the gradients",
+}
+FOUR = ("exact, vectorised", "exact, one by one", "refused", "not built")
+OTHERS = {
+    "wrong": "have another sum than the loop",
+    "crashed": "end with an error or not in time",
+    "random": "have random gradients in plain PyTorch",
 }
 OTHER = "another error of the model's own code"
 NOTE = 160  # characters of a message
@@ -43,7 +48,7 @@ Rows = Sequence[Mapping[str, str]]
 
 def rows() -> list[dict[str, str]]:
     """One row per model that was tried: library, name, result, and what there is to add."""
-    found = json.loads(RESULTS.read_text())
+    found = measured()
     listed = []
     for library in LIBRARIES:
         for model, result in sorted(found.items()):
@@ -73,34 +78,69 @@ def as_list(models: Rows) -> str:
 
 def as_page(text: str, models: Rows) -> str:
     """The page with its counts updated."""
-    for name, part in {"counts": counts(models), "reasons": reasons(models)}.items():
+    parts = {"counts": counts(models), "reasons": reasons(models), "left out": left_out()}
+    for name, part in parts.items():
         text = replaced(text, f"<!-- made: {name} -->", f"<!-- end of {name} -->", part)
     return text
 
 
+def four(models: Rows) -> list[int]:
+    """How many models are exact at the speed of the batch, exact one by one, refused, and not built."""
+    return [sum(row["result"] == result for row in models) for result in FOUR]
+
+
+def in_readme(models: Rows) -> str:
+    """The sentence of the README."""
+    vectorised, one_by_one, refused, failed = four(models)
+    return (
+        f"Of {len(models):,} models of transformers, PEFT, timm, torchvision and torch, a run is exact at the speed of "
+        f"the batch on {vectorised:,}, exact one by one on {one_by_one}, refuses {refused}, and {failed} were not "
+        f"built; the list names the other {len(models) - sum(four(models))}"
+    )
+
+
 def counts(models: Rows) -> str:
     """How many models of each library were tried, with what result."""
-    outcomes = Counter(row["result"].partition(",")[0] for row in models)
-    exact, failed = outcomes["exact"], outcomes["not built"]
-    columns = ["exact, vectorised", "exact, one by one", "not built"]
-    vectorised, one_by_one, _ = (sum(row["result"] == column for row in models) for column in columns)
+    found = four(models)
+    shares = [f"{100 * number / len(models):.1f} %" for number in found]
+    exact = sum(found[:2])
     lines = [
-        f"**{len(models):,} models and layers** were tried. **{failed} could not be built.** Of the other",
-        f"{len(models) - failed}, {exact} have the exact clipped sum ({vectorised} vectorised, {one_by_one} one by "
-        f"one), and {outcomes['wrong']} a wrong one.",
+        f"**{len(models):,} models and layers** were tried, each in a run. **{found[0]:,} are exact at the speed of",
+        f"the batch** ({shares[0]}), {found[1]} exact one by one ({shares[1]}), {found[2]} refused ({shares[2]}), and "
+        f"{found[3]} not built ({shares[3]}).",
+        *others(models),
         "",
-        f"| library | tried | {' | '.join(columns)} | other |",
-        "|---|---|" + "---|" * len(columns) + "---|",
+        f"| library | tried | {' | '.join(FOUR)} | other |",
+        "|---|---|" + "---|" * len(FOUR) + "---|",
     ]
     for library, title in LIBRARIES.items():
         results = Counter(row["result"] for row in models if row["library"] == library)
-        of_columns = [results.pop(column, 0) for column in columns]
+        of_columns = [results.pop(column, 0) for column in FOUR]
         numbers = [sum(of_columns) + results.total(), *of_columns, results.total()]
         lines.append(f"| {title} | " + " | ".join(map(str, numbers)) + " |")
     untrained = [row["name"] for row in models if row["result"].startswith("exact") and row["note"]]
-    lines.append(f"\n{exact - len(untrained)} of the exact ones also train with their own dropout.")
-    lines.append(f"With it, these fail in plain PyTorch: {', '.join(untrained)}.")
-    return "\n".join(lines)
+    lines.append(f"\n{exact - len(untrained):,} of the exact ones also train with their own dropout.")
+    lines.append(f"With it, these fail in plain PyTorch: {', '.join(untrained)}." if untrained else "")
+    return "\n".join(lines).rstrip()
+
+
+def others(models: Rows) -> list[str]:
+    """A line for each result beside the four, with the models that have it."""
+    lines = []
+    for result, text in OTHERS.items():
+        names = [row["name"] for row in models if row["result"] == result]
+        lines += [f"{len(names)} {text}: {', '.join(names)}."] if names else []
+    return lines
+
+
+def left_out() -> str:
+    """Classes that are no trainable model, by reason."""
+    found: dict[str, list[str]] = {}
+    for name, reason in json.loads(RESULTS.read_text())["left out"].items():
+        found.setdefault(reason, []).append(name.partition("/")[2])
+    return "\n".join(
+        ["| left out because | classes |", "|---|---|", *(f"| {r} | {', '.join(found[r])} |" for r in sorted(found))]
+    )
 
 
 def reasons(models: Rows) -> str:

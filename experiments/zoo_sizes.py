@@ -88,6 +88,84 @@ _FOUR_STAGES: dict[str, Any] = {
     "image_size": 64,
 }
 _TWO_KINDS = ["linear_attention", "full_attention"]
+_RESNET: dict[str, Any] = {
+    "model_type": "resnet",
+    "hidden_sizes": [8, 8, 16, 16],
+    "depths": [1, 1, 1, 1],
+    "embedding_size": 8,
+    "layer_type": "basic",
+    "out_features": ["stage4"],
+}
+_LAST_THREE = ["stage2", "stage3", "stage4"]
+_HGNET: dict[str, Any] = {
+    "hidden_sizes": [8, 16, 24, 32],
+    "depths": [1, 1, 1, 1],
+    "stem_channels": [3, 8, 8],
+    "stage_in_channels": [8, 8, 16, 24],
+    "stage_mid_channels": [8, 8, 8, 8],
+    "stage_out_channels": [8, 16, 24, 32],
+    "stage_num_blocks": [1, 1, 1, 1],
+    "stage_numb_of_layers": [1, 1, 1, 1],
+    "out_features": _LAST_THREE,
+}
+_DETR_ENCODER: dict[str, Any] = {
+    "encoder_in_channels": [16, 24, 32],
+    "encoder_hidden_dim": 16,
+    "decoder_in_channels": [16, 16, 16],
+    "hidden_dim": 16,
+    "num_denoising": 0,
+    "num_queries": 4,
+}
+
+
+def _two_ropes(part: float) -> dict[str, Any]:
+    """Positions of two kinds of attention, on a part of each head."""
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": part}
+    return {"rope_parameters": {"full_attention": rope, "sliding_attention": rope}}
+
+
+_TWO_ROPES = _two_ropes(1.0)
+_TRANSCRIBE = {"head_config": {"audio_hidden_size": 16}}
+_SEGMENTS = {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4], "image_size": 64, "auxiliary_channels": 8}
+_FLOW = {"flow_head_config": {"condition_dim": 16}}
+_RT_RESNET = {
+    "embedding_size": 8,
+    "hidden_sizes": [8, 16, 24, 32],
+    "depths": [1, 1, 1, 1],
+    "layer_type": "basic",
+    "out_features": _LAST_THREE,
+}
+_SAM: dict[str, Any] = {
+    "vision_config": {"output_channels": 16, "num_pos_feats": 8, "window_size": 2, "global_attn_indexes": [1]},
+    "mask_decoder_config": {"iou_head_hidden_dim": 16, "vit_dim": 16},
+}
+_GEMMA_PER_LAYER = {"vocab_size_per_layer_input": 48, "hidden_size_per_layer_input": 8}
+_GLM_LINEAR = {
+    **{"qk_rope_head_dim": 0, "linear_head_dim": 8, "linear_num_heads": 2, "index_head_dim": 8, "index_n_heads": 2},
+    "layer_types": ["linear_attention", "indexed_attention"],
+}
+_HIERA = {
+    **{"hidden_size": 8, "embed_dim_per_stage": [8, 16, 32, 64], "num_attention_heads_per_stage": [1, 2, 2, 2]},
+    **{"blocks_per_stage": [1, 1, 2, 1], "window_size_per_stage": [4, 2, 2, 2], "global_attention_blocks": [3]},
+    "image_size": [64, 64],
+}
+_HIERA_NECK = {
+    **{"backbone_config": _HIERA, "backbone_channel_list": [64, 32, 16, 8], "fpn_hidden_size": 16},
+    "backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]],
+}
+_VOICE = {"num_filters": 4, "downsampling_ratios": [2, 2], "depths": [1, 1, 1], "hidden_size": 16}
+_GEMMA_EXPERTS = {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 24}
+_REPVIT = {
+    "architecture": "repvit_m0_9",
+    "model_args": {"features_only": True, "in_chans": 3, "out_indices": [0, 1, 2, 3]},
+}
+_SERIES = {
+    "prediction_length": 4,
+    "context_length": 8,
+    "lags_sequence": [1, 2],
+    "num_time_features": 1,
+    "label_length": 4,
+}
 
 
 def _rope(*sections: int) -> dict[str, Any]:
@@ -95,8 +173,221 @@ def _rope(*sections: int) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": list(sections)}}
 
 
+def _each(families: str, settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return dict.fromkeys(families.split(), settings)
+
+
 # By family, sizes that do not follow from the names.
 OVERRIDES: dict[str, dict[str, Any]] = {
+    **_each("autoformer informer time_series_transformer", _SERIES),
+    **_each("beit data2vec-vision", _SEGMENTS),
+    **_each("conditional_detr detr table-transformer", {"backbone_config": _RESNET}),
+    "dpt": {"num_hidden_layers": 4, "backbone_out_indices": [0, 1, 2, 3]},
+    "tipsv2_dpt": {
+        "backbone_config": {"num_hidden_layers": 4, "out_features": ["stage1", *_LAST_THREE]},
+        "neck_hidden_sizes": [8, 8, 8, 8],
+    },
+    **_each("d_fine deimv2", {"backbone_config": _HGNET, **_DETR_ENCODER}),
+    **_each(
+        "grounding-dino mm-grounding-dino",
+        {
+            "d_model": 64,
+            "query_dim": 4,
+            "max_text_len": 16,
+            "backbone_config": {**_FOUR_STAGES, "out_features": _LAST_THREE},
+        },
+    ),
+    **_each("gradium_phonon_tts pocket_tts", _FLOW),
+    **_each(
+        "mask2former maskformer oneformer",
+        {"backbone_config": {**_FOUR_STAGES, "out_features": ["stage1", *_LAST_THREE]}},
+    ),
+    **_each("mimi mimi_decoder pocket_tts_audio_tokenizer pocket_tts_audio_tokenizer_decoder", {"upsample_groups": 16}),
+    "ministral": {"head_dim": 8},
+    "hunyuan_vl_text": {"head_dim": 8, **_rope(1, 1, 1, 1)},
+    "nemotron3_diarization": _TRANSCRIBE,
+    "nemotron3_5_transcribe_audio": _TRANSCRIBE,
+    "nemo_speechlm": {"audio_config": _TRANSCRIBE},
+    "pp_doclayout_v3": {"backbone_config": {**_HGNET, "out_features": ["stage1", *_LAST_THREE]}, **_DETR_ENCODER},
+    "pp_doclayout_v4": {"backbone_config": _HGNET, **_DETR_ENCODER},
+    "qwen2_5_omni_thinker": {"vision_start_token_id": 43, "text_config": _rope(1, 1, 2)},
+    "qwen3_omni_moe_thinker": {"vision_start_token_id": 43},
+    **_each("rt_detr rt_detr_v2", {"backbone_config": _RT_RESNET, **_DETR_ENCODER}),
+    **_each("sam sam_hq", _SAM),
+    "align": {
+        "vision_config": {"width_coefficient": 0.1, "depth_coefficient": 0.1, "hidden_dim": 16},
+        "projection_dim": 32,
+    },
+    "granite_speech5_ctc": {"encoder_config": {"context_size": 8}},
+    "granite_speech5_encoder": {"context_size": 8},
+    "inkling2_loop": {"vision_config": {"text_hidden_size": 16}},
+    "kosmos-2": {"latent_query_num": 4},
+    "kyutai_speech_to_text": {
+        "codec_config": {"upsample_groups": 16},
+        "num_codebooks": 2,
+        "codebook_vocab_size": 49,
+        "audio_pad_token_id": 5,
+    },
+    "nemotron_h_omni": {"vision_config": {"video_temporal_patch_size": 2}},
+    "qwen4_exp": {"text_config": {"layer_types": _TWO_KINDS}},
+    "step3p7": {"text_config": {"sliding_window": 4}},
+    "textnet": {"stem_out_channels": 8},
+    "timm_backbone": {"backbone": "resnet10t"},
+    "timm_wrapper": {"architecture": "resnet10t"},
+    "upernet": {
+        "backbone_config": {**_RESNET, "out_features": ["stage1", *_LAST_THREE]},
+        "auxiliary_in_channels": 16,
+        "auxiliary_channels": 8,
+    },
+    "blip-2": {"image_token_index": 44},
+    "blt": {name: {"hidden_size_global": 16, "cross_attn_k": 2} for name in ("encoder_config", "decoder_config")}
+    | {"cross_attn_k": 2},
+    **_each("led longformer", {"attention_window": [4, 4]}),
+    "gemma3n": {"text_config": {"num_kv_shared_layers": 0}},
+    "instructblip": {"image_token_index": 44},
+    "instructblipvideo": {"video_token_index": 44},
+    "granite4_vision": {"deepstack_layer_map": [[0, 0], [1, 1]], "spatial_target_layers": [0, 1, 0, 1]},
+    "lw_detr": {
+        "projector_scale_factors": [1.0],
+        "backbone_config": {
+            **{"image_size": 64, "num_windows": 4, "window_block_indices": [0], "out_features": ["stage1", "stage2"]}
+        },
+    },
+    **_each("neucodec xcodec2", {"hidden_size": 32, "decoder_hidden_size": 32}),
+    **_each("sam3 sam3_lite_text", {"vision_config": {"fpn_hidden_size": 16}}),
+    "sam3_tracker": {"vision_config": {"fpn_hidden_size": 16}, "mask_decoder_config": {"iou_head_hidden_dim": 16}},
+    "seggpt": {"image_size": [64, 32]},
+    "shieldgemma2": {"yes_token_index": 10, "no_token_index": 11},
+    "speech-encoder-decoder": {"pad_token_id": 1, "decoder_start_token_id": 2},
+    "tvp": {"max_img_size": 32, "visual_prompt_size": 8},
+    "xclip": {
+        "vision_config": {"mit_hidden_size": 16, "mit_intermediate_size": 24, "mit_num_attention_heads": 2},
+        "prompt_num_attention_heads": 2,
+    },
+    "perceiver": {
+        **{"num_latents": 4, "d_latents": 16, "num_blocks": 1, "num_self_attends_per_block": 1, "image_size": 16},
+        **{"num_self_attention_heads": 2, "num_cross_attention_heads": 2},
+    },
+    **_each(
+        "vibevoice_acoustic_tokenizer vibevoice_acoustic_tokenizer_encoder vibevoice_acoustic_tokenizer_decoder", _VOICE
+    ),
+    "vibevoice": {"audio_config": _VOICE, "semantic_model_config": _VOICE},
+    "vibevoice_asr": {
+        f"{kind}_tokenizer_encoder_config": {**_VOICE, "hidden_size": 16} for kind in ("acoustic", "semantic")
+    },
+    **_each("wavtokenizer wavtokenizer_encoder", {"codebook_dim": 16, "decoder_hidden_size": 32}),
+    "zaya": {"num_experts_per_tok": 1},
+    "vits": {
+        **{"upsample_initial_channel": 16, "flow_size": 16, "spectrogram_bins": 17},
+        **{"upsample_rates": [2, 2], "upsample_kernel_sizes": [4, 4]},
+    },
+    "neomme": _two_ropes(0.5),
+    "bridgetower": {name: {"hidden_size": 64} for name in ("text_config", "vision_config")} | {"hidden_size": 64},
+    "bros": {"hidden_size": 64},
+    "chameleon": {"vocabulary_map": {"<image>": 44}, "vq_config": {"base_channels": 32}},
+    "clap": {
+        "audio_config": {
+            **{"num_mel_bins": 16, "spec_size": 64, "patch_size": 4, "patch_stride": [4, 4], "window_size": 2},
+            **{"depths": [1, 1], "num_attention_heads": [2, 2], "patch_embeds_hidden_size": 8, "hidden_size": 16},
+        }
+    },
+    "cohere_compass": {"text_config": _TWO_ROPES},
+    "cohere_compass_text": _TWO_ROPES,
+    "csm": {
+        "num_codebooks": 4,
+        "codec_config": {"upsample_groups": 16},
+        "depth_decoder_config": {"num_codebooks": 4, "backbone_hidden_size": 16},
+    },
+    "cvt": {"depth": [1, 2, 3], "drop_path_rate": [0.0, 0.0, 0.0]},
+    "dab-detr": {"query_dim": 4, "backbone_config": _RESNET},
+    "dac": {
+        "downsampling_ratios": [2, 2],
+        "decoder_hidden_size": 32,
+        "encoder_hidden_size": 8,
+        "hidden_size": 32,
+        "n_codebooks": 2,
+    },
+    "dbrx": {"attn_config": {"rope_theta": 10000.0, "clip_qkv": 8.0}},
+    "deepseek_ocr2": {
+        "text_config": {"mlp_layer_types": ["dense", "sparse"], "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
+    },
+    "deformable_detr": {
+        "d_model": 32,
+        "num_feature_levels": 2,
+        "backbone_config": {**_RESNET, "out_features": ["stage3", "stage4"]},
+    },
+    "depth_pro": {
+        "patch_size": 32,
+        "intermediate_hook_ids": [1, 0],
+        "intermediate_feature_dims": [16, 16],
+        "scaled_images_feature_dims": [16, 16, 16],
+        "fusion_hidden_size": 16,
+    },
+    "diffusion_gemma": {"text_config": _GEMMA_EXPERTS},
+    "dots3_note": {
+        "vision_config": {"per_layer_config": {}, "adapter_in_dim": 16, "adapter_out_dim": 16},
+        "audio_config": {"adapter_input_size": 16, "adapter_out_dim": 16},
+    },
+    "edgetam": {
+        "vision_config": {
+            **{"backbone_config": _REPVIT, "fpn_hidden_size": 16},
+            "backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]],
+        },
+        "prompt_encoder_config": {"image_size": 64, "patch_size": 16},
+        "mask_decoder_config": {"iou_head_hidden_dim": 16},
+    },
+    "sam2": {
+        "vision_config": _HIERA_NECK,
+        "prompt_encoder_config": {"image_size": 64, "patch_size": 16},
+        "mask_decoder_config": {"iou_head_hidden_dim": 16},
+    },
+    "sam2_vision_model": _HIERA_NECK,
+    "sam2_hiera_det_model": _HIERA,
+    "edgetam_vision_model": {"backbone_config": _REPVIT},
+    "emu3": {
+        "vq_config": {"base_channels": 32, "codebook_size": 48},
+        "vocabulary_map": {"<image>": 44, "<|extra_200|>": 43},
+    },
+    "ernie4_5_vl_moe": {"text_config": _rope(1, 1, 2)},
+    "fastspeech2_conformer_with_hifigan": {"vocoder_config": {"model_in_dim": 8}},
+    "dia": {
+        "delay_pattern": [0, 1],
+        "decoder_config": {
+            "num_channels": 2,
+            "cross_hidden_size": 16,
+            "cross_head_dim": 8,
+            "cross_num_attention_heads": 2,
+            "cross_num_key_value_heads": 2,
+        },
+    },
+    "encodec": {"sampling_rate": 800, "codebook_dim": 16, "upsampling_ratios": [4, 2], "num_filters": 4},
+    "fun_asr_nano": {"adaptor_config": {"intermediate_size": 4}},
+    "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0}},
+    "gemma4": {"text_config": _GEMMA_PER_LAYER},
+    "gemma4_text": _GEMMA_PER_LAYER,
+    **_each(
+        "glm4v_vision glm4v_moe_vision glm5_next_vision glm_image_vision glm_ocr_vision",
+        {"depth": 2, "out_hidden_size": 16},
+    ),
+    "glm5_next": {"text_config": _GLM_LINEAR, "vision_config": {"depth": 2, "projection_intermediate_size": 24}},
+    "glm5_next_text": _GLM_LINEAR,
+    "granite_docling": {"vision_config": {"out_hidden_size": 16}},
+    "hgnet_v2": _HGNET,
+    "hunyuan_vl": {
+        "text_config": {"head_dim": 8, **_rope(1, 1, 1, 1)},
+        "vision_config": {"text_hidden_size": 16, "out_hidden_size": 16},
+    },
+    "inkling2": {"vision_config": {"text_hidden_size": 16}},
+    "laguna": {"num_attention_heads_per_layer": [2, 2]},
+    "layoutlmv3": {"hidden_size": 24, "coordinate_size": 4, "shape_size": 4},
+    "levit": {"key_dim": [8, 8, 8], "image_size": 64, "patch_size": 16},
+    "lilt": {"hidden_size": 24},
+    "mamba2": {"n_groups": 1, "num_heads": 4, "head_dim": 8},
+    "mimo_v2_flash": _two_ropes(1.0),
+    "molmo2": {"adapter_config": {"vision_feature_layer": [1, 0]}},
+    "muse_spark": {"audio_config": {"num_hidden_layers": 4}},
+    "muse_spark_audio": {"num_hidden_layers": 4},
+    "nemotron3_5_transcribe_word_timestamp": {"blank_token_id": 0},
     "bamba": {"mamba_n_heads": 4, "mamba_d_head": 8},
     "bit": {"num_groups": 2},
     "codegen": {"rotary_dim": 4, "n_head": 4},
@@ -121,7 +412,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "glm4v_moe_text": _rope(1, 1, 0),
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 4},
     "gptj": {"rotary_dim": 4},
-    "granitemoehybrid": {"mamba_n_heads": 4, "mamba_d_head": 8},
+    "granitemoehybrid": {"mamba_n_heads": 4, "mamba_d_head": 8, "layer_types": ["mamba", "attention"]},
     "hunyuan_v1_dense": {"head_dim": 8},
     "hunyuan_v1_moe": {"head_dim": 8},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
@@ -142,8 +433,18 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "wav2vec2-conformer": {"vocab_size": 48},
     "whisper": {"max_source_positions": 16},
     "xmod": {"languages": ("en_XX",), "default_language": "en_XX"},
-    "zamba": {"layer_types": ["mamba", "hybrid"]},
-    "zamba2": {"layer_types": ["mamba", "hybrid"]},
+    "zamba": {
+        "attention_hidden_size": 32,
+        "attention_head_dim": 16,
+        "num_hidden_layers": 4,
+        "layer_types": ["mamba", "hybrid", "mamba", "hybrid"],
+    },
+    "zamba2": {
+        "hybrid_layer_ids": [1, 3],
+        "num_hidden_layers": 4,
+        "layer_types": ["mamba", "hybrid", "mamba", "hybrid"],
+        "num_mem_blocks": 1,
+    },
 }
 
 
@@ -152,16 +453,21 @@ def small(config_class: Any, overrides: dict[str, Any]) -> Any:
     settings: dict[str, Any] = {}
     fields = {field.name: field for field in dataclasses.fields(config_class)}
     default = config_class()
+    default.allow_global_per_layer_attribute_access = True
     names = {name: name for name in fields} | {
         theirs: ours
         for ours, theirs in getattr(config_class, "attribute_map", {}).items()
         if theirs in fields and theirs not in SIZES
     }
-    from transformers import PretrainedConfig
+    from transformers import CONFIG_MAPPING, PretrainedConfig
 
     parts: set[str] = set()
     for name, ours in names.items():
         value = getattr(default, name, None)
+        if "model_type" in (other := overrides.get(name, {}) if isinstance(overrides.get(name), dict) else {}):
+            settings[name] = {**small(CONFIG_MAPPING[other["model_type"]], other).to_dict()}
+            parts.add(name)
+            continue
         if isinstance(value, PretrainedConfig):
             part = small(type(value), overrides.get(name, {}))
             settings[name] = part.to_dict()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from experiments.zoo_check import Entry, combined
+from experiments.zoo_check import Batch, Entry, combined
 
 F = nn.functional
 
@@ -130,6 +130,9 @@ TABLE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], Callable[..., A
 LABELS = {"labels": (3,), "words": (2,), "positions": (5,)}
 
 
+LEFT_OUT: dict[str, str] = {}
+
+
 def entries() -> list[Entry]:
     return [
         Entry(f"torch/{name}", "torch", partial(make, name), partial(batch, name), partial(loss, name))
@@ -160,5 +163,5 @@ def batch(name: str, model: nn.Module) -> dict[str, Tensor]:
     return given | ({"y": torch.randint(1, 10, (3, *LABELS[labels]))} if labels else {})
 
 
-def loss(name: str, model: nn.Module, given: dict[str, Tensor]) -> Tensor:
+def loss(name: str, model: nn.Module, given: Batch) -> Tensor:
     return combined(model(*given.values()))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -12,9 +14,12 @@ from torch import Tensor, nn
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from experiments.zoo_check import Entry, combined
+from experiments.zoo_check import Batch, Entry, combined
+from experiments.zoo_inputs import CONSTANTS, INPUTS, JOINED
 from experiments.zoo_sizes import OVERRIDES, small
 
+with suppress(ImportError):  # timm and torchvision, which some models have as their backbone
+    importlib.import_module("experiments.zoo_images")
 transformers.logging.set_verbosity_error()
 
 B, LENGTH = 3, 8
@@ -31,6 +36,22 @@ TASKS = {
     "multimodal": modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
     "segmentation": modeling_auto.MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING_NAMES,
     "base": modeling_auto.MODEL_MAPPING_NAMES,
+}
+
+
+_NO_FORWARD = "its parts are models, and it has no forward pass of its own"
+_SESSION = "its forward pass takes a session of inference, frame by frame, and not records"
+_ASSISTANT = "it takes keys and values that another model has computed"
+LEFT_OUT: dict[str, str] = {
+    **{
+        f"transformers/{name}": _ASSISTANT
+        for name in ("Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM")
+    },
+    **dict.fromkeys(("transformers/BarkModel", "transformers/GlmImageVQVAE"), _NO_FORWARD),
+    **{
+        f"transformers/{name}": _SESSION
+        for name in ("EdgeTamVideoModel", "Sam2VideoModel", "Sam3TrackerVideoModel", "Sam3VideoModel")
+    },
 }
 
 
@@ -51,6 +72,7 @@ def entries() -> list[Entry]:
             *(partial(make, family, name), partial(batch, task), partial(loss, task)),
         )
         for name, (family, task) in sorted(chosen.items())
+        if f"transformers/{name}" not in LEFT_OUT
     ]
 
 
@@ -87,7 +109,7 @@ def without_dropout(config: Any) -> None:
             setattr(config, name, False)
 
 
-def batch(task: str, model: nn.Module) -> dict[str, Tensor]:
+def batch(task: str, model: Any) -> dict[str, Tensor]:
     """A batch of random examples for the model's own arguments."""
     torch.manual_seed(1)
     taken = inspect.signature(model.forward).parameters
@@ -119,8 +141,9 @@ def batch(task: str, model: nn.Module) -> dict[str, Tensor]:
         if "attention_mask" in taken and task in ("ctc", "sounds"):
             given["attention_mask"] = torch.ones(B, 800).long()
             given["attention_mask"][1, 600:] = 0
-    given |= _labels(task, taken, given, config, words)
-    return given
+    given |= (more := INPUTS.get(type(model).__name__, lambda _: {})(config))
+    given |= {**_labels(task, taken, given, config, words), **more}
+    return {name: field for name, field in given.items() if field is not None}
 
 
 def _pictures(config: Any, task: str) -> Tensor:
@@ -174,9 +197,13 @@ def _labels(task: str, taken: Any, given: dict[str, Tensor], config: Any, words:
     return {}
 
 
-def loss(task: str, model: nn.Module, given: dict[str, Tensor]) -> Tensor:
+def loss(task: str, model: nn.Module, batch: Batch) -> Tensor:
     """The loss that the model computes itself, else a fixed combination of what it returns."""
-    given = dict(given)
+    given = dict(batch)
+    kind = type(model).__name__
+    for name in JOINED.get(kind, ()):
+        given[name] = given[name].flatten(0, 1)
+    given |= CONSTANTS.get(kind, lambda _: {})(model.config)
     if "use_cache" in inspect.signature(model.forward).parameters:
         given["use_cache"] = False  # pyright: ignore
     output = model(**given)

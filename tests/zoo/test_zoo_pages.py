@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections import Counter
 
-from experiments.zoo import RESULTS
-from experiments.zoo_pages import LIST, PAGE, REASONS, as_list, as_page, counts, reason_of, rows
+from experiments.zoo import measured
+from experiments.zoo_pages import LIST, PAGE, REASONS, as_list, as_page, counts, four, in_readme, reason_of, rows
+
+README = PAGE.parents[1] / "README.md"
 
 
 def test_page_and_list_are_those_of_the_results() -> None:
@@ -17,18 +19,20 @@ def test_page_and_list_are_those_of_the_results() -> None:
 
 
 def test_every_model_that_was_tried_is_listed_and_counted() -> None:
-    tried = json.loads(RESULTS.read_text())
+    tried = measured()
     listed = json.loads(LIST.read_text())
     assert sorted(f"{row['library']}/{row['name']}" for row in listed) == sorted(tried)
     outcomes = Counter(row["result"].partition(",")[0] for row in listed)
     assert outcomes == Counter(result["outcome"] for result in tried.values())
+    assert sum(four(rows())) + outcomes["wrong"] + outcomes["random"] + outcomes["crashed"] == len(tried)
     assert f"**{len(tried):,} models and layers** were tried" in counts(rows())
-    assert f"**{outcomes['not built']} could not be built.**" in counts(rows())
+
+
+def test_the_readme_has_the_four_numbers() -> None:
+    assert in_readme(rows()) in " ".join(README.read_text().split())
 
 
 def test_each_reason_is_met() -> None:
-    failed = [
-        result["message"] for result in json.loads(RESULTS.read_text()).values() if result["outcome"] == "not built"
-    ]
+    failed = [result["message"] for result in measured().values() if result["outcome"] == "not built"]
     assert set(REASONS) <= {reason_of(message) for message in failed}
     assert reason_of("ImportError: Dinat requires the natten library") == "another library is not installed"
