@@ -94,7 +94,7 @@ def test_an_example_whose_loss_reaches_no_parameter_adds_nothing() -> None:
 def test_it_is_said_once() -> None:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        summed(net(), SINGLE["item"], rows(), rows(), rows())
+        summed(net(), SINGLE["item"], rows(9), rows(9), rows(9))
     assert [warning.category for warning in said] == [OneByOneWarning]
     assert "as a Python number" in str(said[0].message)
 

@@ -342,11 +342,12 @@ class _RunOnce:
         return function(*args)
 
 
-_APPLY = vars(Function)["apply"].__func__
+_APPLY = vars(Function)["apply"]  # of Python or of C
 
 
 def _apply(function: type[Function], *args: Any, **keywords: Any) -> Any:
-    return _APPLY(function if current_level() is None else _for_all_examples(function), *args, **keywords)
+    chosen = function if current_level() is None else _for_all_examples(function)
+    return _APPLY.__get__(None, chosen)(*args, **keywords)
 
 
 @cache

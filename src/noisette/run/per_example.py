@@ -47,6 +47,7 @@ from noisette.rules.recomputed_blocks import Blocks, repeatable
 if TYPE_CHECKING:
     from noisette.clipping.engines import RecordedCall, Returned
 
+_FEW = 8  # examples, whose disagreement about a value tells nothing of other microbatches
 _ALL_FAIL = 16  # examples from the first on: where the losses of all raise, it is the loss that is wrong
 _NEARLY_NOTHING = 1e-5  # the norm of a gradient that may be zero but for rounding
 
@@ -370,7 +371,7 @@ class PerExampleClip:
                 from noisette.clipping.engines import OneByOneWarning, says_one_by_one
 
                 warnings.warn(says_one_by_one(cause), OneByOneWarning, stacklevel=4)  # as an error, it has its cause
-                self._is_one_by_one = not isinstance(error, ExamplesDisagreeError)  # other microbatches may agree more
+                self._is_one_by_one = not groups or microbatch.count > _FEW
         from noisette.clipping.engines import clipped_sum_one_by_one
 
         return clipped_sum_one_by_one(loss, self.model, microbatch, self._trained(), self.buffers, clipping)
