@@ -76,6 +76,7 @@ def by_fresh_models(write: Callable[[Model, Tensor], None]) -> Tensor:
     return total
 
 
+@pytest.mark.filterwarnings("ignore::noisette.capture.captured.CaptureWarning")  # of what asks for numbers
 @pytest.mark.filterwarnings("ignore::noisette.OneByOneWarning")
 @pytest.mark.parametrize("capture", ["eager", "graph"])
 @pytest.mark.parametrize("name", WRITES)
