@@ -408,7 +408,7 @@ def gradients(
                 raise RuntimeError("grad can be implicitly created only for scalar outputs")
             each = torch.ones_like(end) if dy is None else physical(dy) if is_wrapped(dy) else dy
             dys.append(each.expand(end.shape))
-        options["retain_graph"] = True  # the gradient of the loss goes through the same graph
+        options = options | {"retain_graph": True}  # the gradient of the loss goes through the same graph
         found = torch.autograd.grad(ends, list(map(unwrapped, inputs)), dys, **options)
     axes = map(axis_of, inputs)
     return tuple([g if g is None else add_example_axis(g, axis, level) for g, axis in zip(found, axes, strict=True)])

@@ -250,10 +250,10 @@ class Rows:
     def __init__(self, columns: Any, cast: torch.dtype | None = None) -> None:
         self._columns = dict(columns) if isinstance(columns, Mapping) else columns
         self._cast = cast  # of arrays in double precision
-        self._are_flat = all(isinstance(column, Tensor | np.ndarray) for column in self._columns)
+        self._are_flat = type(columns) is tuple and _are_tensors(columns)
 
     def __call__(self, at: np.ndarray) -> Any:
-        if type(self._columns) is tuple and self._are_flat:  # as it is mostly; a tree takes as long as the rows
+        if self._are_flat:  # as it is mostly; a tree takes as long as the rows
             return tuple([_rows(column, at, self._cast) for column in self._columns])
         return tree_map(partial(_rows, at=at, cast=self._cast), self._columns)
 
