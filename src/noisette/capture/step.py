@@ -31,8 +31,8 @@ class _Kind:
     """What is known of microbatches that differ in the number of their examples alone."""
 
     captured: Captured
-    names: dict[int, tuple[str, ...]] = field(default_factory=dict)  # of the sums that the graph of so many rows gives
-    outside: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)  # tensors that it uses besides its arguments
+    # By the rows of a graph: the names of the sums that it gives, and the tensors that it uses besides its arguments.
+    graphs: dict[int, tuple[tuple[str, ...], tuple[Tensor, ...]]] = field(default_factory=dict)
 
 
 class CapturedSteps:
@@ -74,11 +74,9 @@ class CapturedSteps:
             return function.eager()
         rows, start = padded_size(microbatch.count), time.perf_counter()
         by = kind.captured.rows_for(rows, left)
-        if by is not None:
-            found = self._by_graph(kind, by, function, buffers, left)
-            if found is not None:
-                kind.captured.add_time(rows, time.perf_counter() - start, by)
-                return found
+        if by is not None and (found := self._by_graph(kind, by, function, buffers, left)) is not None:
+            kind.captured.add_time(rows, time.perf_counter() - start, by)
+            return found
         start, versions = time.perf_counter(), versions_of(microbatch.tensors)
         found = function.eager()
         if versions != versions_of(microbatch.tensors):
@@ -94,18 +92,18 @@ class CapturedSteps:
         rows, b = padded(function.microbatch.tensors, size), function.microbatch.count
         device = rows[0].device
         self._outside.begin(function.public)
-        for tensor in kind.outside.get(size, ()):
+        for tensor in kind.graphs.get(size, ((), ()))[1]:
             self._outside.check(tensor)
         self._outside.end()
         bounds = bounds_of(tuple([group.bound for group in function.groups]), device)
         inputs = [bounds, is_real(b, size, device), *rows]
         outputs = kind.captured(size, function, inputs, buffers, left)
-        if function.names is not None and size not in kind.names:  # the graph is a new one
-            kind.names[size], kind.outside[size] = function.names, tuple(self._outside.used())
+        if function.names is not None and size not in kind.graphs:  # the graph is a new one
+            kind.graphs[size] = function.names, tuple(self._outside.used())
         if outputs is None or (may_wait(device) and not bool(outputs[-1])):
             return None
         *sums, norms, _ = outputs
-        return ClippedSum(dict(zip(kind.names[size], _apart(sums), strict=True)), norms[:, :b])
+        return ClippedSum(dict(zip(kind.graphs[size][0], _apart(sums), strict=True)), norms[:, :b])
 
     def _kind_of(self, function: _TracedStep) -> _Kind | None:
         """What is known of microbatches like this one; ``None`` if they are not captured.
@@ -155,7 +153,6 @@ class _TracedStep:
     names: tuple[str, ...] | None = None
 
     def eager(self) -> ClippedSum:
-        """The step itself."""
         return self.step(self.loss, self.microbatch, clipping_of(self.groups), self.public, traced=False)
 
     def __call__(self, bounds: Tensor, real: Tensor, *rows: Tensor) -> list[Tensor]:
@@ -198,10 +195,9 @@ def is_real(count: int, size: int, device: torch.device) -> Tensor:
 def _structure(value: object) -> Hashable:
     """The containers and the names in them, without the values: equal for values that code reads in the same way."""
     found, containers = tree_flatten(value)
-    inside_of = [children(leaf) for leaf in found]
     inside = [
-        None if of_leaf is None else (type(leaf), tuple(of_leaf), _structure(list(of_leaf.values())))
-        for leaf, of_leaf in zip(found, inside_of, strict=True)
+        None if (parts := children(leaf)) is None else (type(leaf), tuple(parts), _structure(list(parts.values())))
+        for leaf in found
     ]
     return str(containers), tuple(inside)
 

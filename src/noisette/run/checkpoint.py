@@ -57,9 +57,6 @@ def digest_of_tensors(values: Iterable[Tensor], begin: str = "") -> str:
     return digest.hexdigest()
 
 
-# The file
-
-
 def write(folder: Path, content: Mapping[str, Any]) -> None:
     """Write these values to a folder, durably; an older checkpoint stays until the new one is complete.
 
@@ -146,9 +143,6 @@ def _unpack(packed: Any, tensors: Mapping[str, Tensor]) -> Any:
             return packed
 
 
-# Model and optimizer
-
-
 def capture_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     """Weights, buffers and the optimizer's state; sharded tensors are put together, for which all ranks call this."""
     return {
@@ -172,9 +166,6 @@ def names_of_groups(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:
 
 def _form(value: Any) -> str:
     return f"{tuple(value.shape)} of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
-
-
-# The run
 
 
 @dataclass(frozen=True)
@@ -251,22 +242,18 @@ class SavedRun:
         self.check_fits(bound, optimizer)
         bound.restore(self.bound)  # first, because only it can still refuse its values
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        of_optimizer, weights = self.learned["state"], self.learned["weights"]
+        of_optimizer, weights, model = self.learned["state"], self.learned["weights"], bound.model
+
+        def own_part(value: Any, p: Tensor) -> Any:
+            return part_of(value, p) if isinstance(value, Tensor) and value.shape == p.shape else value
+
         by_number = {
-            k: {
-                name: part_of(value, parameters[k])
-                if isinstance(value, Tensor) and value.shape == parameters[k].shape
-                else value
-                for name, value in values.items()
-            }
+            k: {name: own_part(value, parameters[k]) for name, value in values.items()}
             for k, values in of_optimizer["state"].items()
         }
         optimizer.load_state_dict({**of_optimizer, "state": by_number})
-        model = bound.model
-        of_model = {
-            name: part_of(weights[canonical_name(model, name)], like) for name, like in model.state_dict().items()
-        }
-        model.load_state_dict(of_model)
+        own = model.state_dict()
+        model.load_state_dict({name: part_of(weights[canonical_name(model, name)], own[name]) for name in own})
 
     def ledger_near(self, folder: Path) -> Path:
         """The path of the ledger, in the folder of the checkpoint or in the one around it.
@@ -305,9 +292,6 @@ class SavedRun:
         return lost
 
 
-# Declarations
-
-
 def check_declared_again(before: Mapping[str, object], now: Mapping[str, object]) -> None:
     """Check that what is declared now is what the run of a checkpoint began with, as far as both name it.
 
@@ -330,9 +314,6 @@ def check_declared_again(before: Mapping[str, object], now: Mapping[str, object]
             + "\nDeclare the same again, or begin another run, without the checkpoint but with the same ledger for the "
             "same records"
         )
-
-
-# Model, optimizer and bound
 
 
 def facts_of(bound: GradientBound, optimizer: Optimizer, records: int) -> dict[str, object]:
@@ -378,9 +359,6 @@ def _plain(settings: Mapping[str, Any]) -> dict[str, str]:
     """The settings among these attributes, as text: numbers, texts, and tensors that stand for numbers."""
     kinds = (bool, int, float, str, tuple, Tensor)
     return {name: repr(value) for name, value in settings.items() if isinstance(value, kinds)}
-
-
-# Records
 
 
 def check_same_records(dataset: object, records: Records, users: np.ndarray | None, ranks: AnyRanks) -> None:
@@ -462,11 +440,6 @@ class Fingerprint:
         except (ValueError, TypeError) as error:
             raise ValueError(f"{path} was cut or altered; restore it from a copy") from error
         return found
-
-    @staticmethod
-    def remove(folder: Path) -> None:
-        """Delete the one in a folder, if there is one."""
-        (folder / FINGERPRINT).unlink(missing_ok=True)
 
 
 def _digest_with_users(key: bytes, dataset: Any, users: np.ndarray | None) -> bytes:

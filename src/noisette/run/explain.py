@@ -28,7 +28,7 @@ from noisette.errors import PrivacyError
 from noisette.lipschitz.bound import LayerBound, LipschitzBound
 from noisette.ranks import Alone
 from noisette.run.per_example import PerExampleClip
-from noisette.run.private import batch_mixing_modules, privatize
+from noisette.run.private import batch_mixing_modules, privatize, said_of_modules
 
 _WARM_UP, _MEASURED = 3, 5  # steps; a step is captured in the second one
 _LONGEST = 20.0  # seconds, after which one measured step is enough
@@ -173,11 +173,7 @@ def explain(model: nn.Module | LipschitzBound, loss: Loss, *batch: Any, public: 
         line=line,
         uses=uses,
         unreached=unreached,
-        remarks=tuple(
-            f"{name or 'the model itself'}  {type(part).__name__} {remark}"
-            for name, part in module.named_modules()
-            if isinstance(remark := getattr(part, "remark", ""), str) and remark
-        ),
+        remarks=tuple(said_of_modules(module, lambda part: getattr(part, "remark", ""))),
         bounds=() if clipped else tuple(model.layers()),
         cost=Cost(microbatch.count, seconds, plain, graph),
     )

@@ -116,7 +116,7 @@ class PerExampleClip:
         with self._shards.gathered():
             # While a sharded model runs, these whole parameters stand in the place of the shards.
             self._whole = {name: p for name, p in canonical_parameters(model) if p.requires_grad}
-        self.parameters: Mapping[str, Tensor] = self._shards.held(self._whole)  # the trainable ones, by name
+        self.parameters = {name: self._shards.parameters[name] for name in self._whole}  # the trainable ones
         self.buffers = ModelBuffers(model)
         self._outside = OutsideTensors()
         self.schedule = None if self._is_sharded else schedule_of(capture)  # when anything is captured or compiled

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.optim.optimizer import Optimizer
 
 from noisette.accounting import Accountant, Ledger, PldAccountant, atomic_files
@@ -39,24 +41,27 @@ if TYPE_CHECKING:
 
 def batch_mixing_modules(model: nn.Module) -> list[str]:
     """For each module that mixes examples, also by its attribute ``mixes_examples``: name, class, and a remedy."""
-    found = []
-    for name, module in model.named_modules():
-        problem = getattr(module, "mixes_examples", "")
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
-            problem = (
+
+    def problem(module: nn.Module) -> str:
+        if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
+            return (
                 "mixes examples: put GroupNorm or PublicBatchNorm in its place, as noisette.nn.convert_batch_norm("
                 "model, to=torch.nn.GroupNorm) does (`noisette train` has --batch-norm group for it), or call .eval() "
                 "on it"
             )
-        is_instance_norm = isinstance(module, nn.modules.instancenorm._InstanceNorm)
-        if is_instance_norm and module.training and module.running_mean is not None:
-            problem = (
-                "mixes examples in its running statistics: build it with track_running_stats=False, or call .eval() on "
-                "it"
-            )
-        if problem:
-            found.append(f"{name or 'the model itself'}  {type(module).__name__} {problem}")
-    return found
+        if isinstance(module, _InstanceNorm) and module.training and module.running_mean is not None:
+            return "mixes examples in its running statistics: build it with track_running_stats=False, or call .eval()"
+        return getattr(module, "mixes_examples", "")
+
+    return said_of_modules(model, problem)
+
+
+def said_of_modules(model: nn.Module, about: Callable[[nn.Module], object]) -> list[str]:
+    """For each module of which there is a text to say: its name, its class, and the text."""
+    said = [
+        (name or "the model itself", type(module).__name__, about(module)) for name, module in model.named_modules()
+    ]
+    return [f"{name}  {kind} {text}" for name, kind, text in said if text and isinstance(text, str)]
 
 
 def check_no_batch_norm(model: nn.Module) -> None:
@@ -66,7 +71,7 @@ def check_no_batch_norm(model: nn.Module) -> None:
 
 
 def check_optimizer(optimizer: Optimizer, bound: GradientBound) -> None:
-    """Check that the optimizer needs no closure, calls hooks, and has the parameters of the bound.
+    """Check that the optimizer needs no closure, calls hooks, has the parameters of the bound, and has no other run.
 
     Raises:
         PrivacyError: it does not; parameters that differ are listed.
@@ -85,10 +90,6 @@ def check_optimizer(optimizer: Optimizer, bound: GradientBound) -> None:
             "Freeze the parameters that are not trained (requires_grad=False) before you create the bound, and give "
             "the optimizer all others."
         )
-
-
-def check_free(optimizer: Optimizer, bound: GradientBound) -> None:
-    """Check that no unfinished run steps this optimizer or trains parameters of this bound."""
     for run in (*unfinished_runs(optimizer), *unfinished_runs(bound.model)):
         raise PrivacyError(
             f"another run still trains these parameters: it has taken {run.steps_taken} of its {run.steps} steps. End "
@@ -97,17 +98,17 @@ def check_free(optimizer: Optimizer, bound: GradientBound) -> None:
 
 
 def ledger_on_ranks(
-    given: Ledger | Path | str | None, ranks: AnyRanks, open_own: Callable[[Path], Ledger] = Ledger
-) -> tuple[Ledger, Ledger | None]:
-    """The ledger of a run, that of rank 0, of which the others keep a copy in memory; again if it was opened here.
+    given: Ledger | Path | str | None, ranks: AnyRanks, owned: ExitStack, open_own: Callable[[Path], Ledger] = Ledger
+) -> Ledger:
+    """The ledger of a run, that of rank 0, of which the others keep a copy in memory; one opened here is ``owned``.
 
     Raises:
         PrivacyError: another rank than 0 was given a file, or has recorded other releases.
     """
-    own: Ledger | None = None
     with ranks.unanimous("the ledger"):
         if ranks.rank == 0 and isinstance(given, str | Path):
-            given = own = open_own(Path(given))
+            given = open_own(Path(given))
+            owned.callback(given.close)
         if ranks.rank and isinstance(given, Ledger) and given.path is not None:
             raise PrivacyError(
                 f"rank {ranks.rank} has opened the ledger {given.path} itself; give privatize the path, "
@@ -115,7 +116,7 @@ def ledger_on_ranks(
             )
         ledger = given if isinstance(given, Ledger) else Ledger()
     if ranks.size == 1:
-        return ledger, own
+        return ledger
     first = ranks.from_first(
         "the ledger", lambda: {"dataset": ledger.dataset, "totals": ledger.totals, "on disk": ledger.path is not None}
     )
@@ -126,7 +127,7 @@ def ledger_on_ranks(
             raise PrivacyError(f"rank {ranks.rank} was given the ledger {given}, and rank 0 none; give it to all ranks")
         if ledger.events != Ledger.mirror(first["dataset"], first["totals"]).events:
             raise PrivacyError(f"the ledger of rank {ranks.rank} has other releases than that of rank 0")
-    return ledger, own
+    return ledger
 
 
 @runtime_checkable
@@ -146,22 +147,17 @@ def held_noise(model: nn.Module) -> Callable[[Callable[[], int]], Callable[[], N
     hooks = [(part, each) for part in model.modules() for each in part._forward_pre_hooks.values()]
     found = [(part, each) for part, each in hooks if isinstance(each, HoldsNoise)]
 
-    def let_go() -> None:
-        for _, each in found:
-            each.let_go()
-
     def hold(seed: Callable[[], int]) -> Callable[[], None]:
         before = RandomStates.now()
         seed_torch(seed())
         try:
-            for part, each in found:
-                each.hold(part)
-        except BaseException:
-            let_go()
-            raise
+            with ExitStack() as held:
+                for part, each in found:
+                    held.callback(each.let_go)
+                    each.hold(part)
+                return held.pop_all().close
         finally:
             before.restore()
-        return let_go
 
     return hold if found else None
 
@@ -174,11 +170,11 @@ def _joint_noise(noise: GaussianNoise, event: StepRelease, steps: int, ranks: An
     from noisette.ranks.joint_sums import JointSums
 
     if bands == 1:
-        return JointSums(noise, ranks)
+        return JointSums(noise.add_, ranks)
     from noisette.noise.banded import BandedNoise, banded_coefficients, deviations_of
 
     correlation = banded_coefficients(bands, max(1, steps))
-    return JointSums(BandedNoise(noise, correlation), ranks, deviations_of(correlation))
+    return JointSums(BandedNoise(noise, correlation).add_, ranks, deviations_of(correlation))
 
 
 class PrivateRun(DpSgd):
@@ -278,13 +274,15 @@ class PrivateRun(DpSgd):
         """What was declared and how far the run is; nothing that was drawn."""
         terms = self.terms
         lost = f", {self.steps_lost} lost in a crash" if self.steps_lost else ""
-        facts: dict[str, object] = {"steps": f"{self.steps_taken} of {self.steps}{lost}", "release": repr(terms.event)}
-        facts["expected batch size"] = f"{terms.expected_batch_size:g}"
-        if terms.epsilon is not None:
-            facts["budget of epsilon"] = terms.epsilon
-        if terms.delta is not None:
-            facts["delta"] = terms.delta
-        return facts | {"data set": self.ledger.dataset}
+        facts = {
+            "steps": f"{self.steps_taken} of {self.steps}{lost}",
+            "release": repr(terms.event),
+            "expected batch size": f"{terms.expected_batch_size:g}",
+            "budget of epsilon": terms.epsilon,
+            "delta": terms.delta,
+            "data set": self.ledger.dataset,
+        }
+        return {name: value for name, value in facts.items() if value is not None}
 
     @classmethod
     def on_ranks(cls, make: Callable[..., Self], ranks: AnyRanks, owned: ExitStack) -> Self:
@@ -457,15 +455,12 @@ class PrivateRun(DpSgd):
                 saved = SavedRun.read(folder) if saved is None else saved
                 check_no_batch_norm(bound.model)
                 check_optimizer(optimizer, bound)
-                check_free(optimizer, bound)
                 saved.check_fits(bound, optimizer)
             ranks.check_equal(
                 "the checkpoint", lambda: {"checkpoint": [saved.terms.facts(), saved.steps_taken, saved.head]}
             )
             place = saved.ledger_near(folder) if ledger is None else ledger
-            ledger, own = ledger_on_ranks(place, ranks, saved.open_ledger)
-            if own is not None:
-                owned.callback(own.close)
+            ledger = ledger_on_ranks(place, ranks, owned, saved.open_ledger)
             make = partial(
                 cls,
                 bound,
@@ -523,9 +518,9 @@ class PrivateRun(DpSgd):
         finally:
             self._owned.close()
         if self._saved_in is not None and not self.steps_left and self._all_ranks.rank == 0:
-            from noisette.run.checkpoint import Fingerprint
+            from noisette.run.checkpoint import FINGERPRINT
 
-            Fingerprint.remove(self._saved_in)
+            (self._saved_in / FINGERPRINT).unlink(missing_ok=True)
 
 
 def privatize(
@@ -630,13 +625,10 @@ def privatize(
             check_delta(delta, one_over_size, allow_large_delta)
             check_no_batch_norm(bound.model)
             check_optimizer(optimizer, bound)
-            check_free(optimizer, bound)
         declared = {**numbers, "sampling": repr(sampling), "users": users and users.most_records}
         ranks.check_equal("the declarations of the run", lambda: declared)
         accountant = accountant if accountant is not None else PldAccountant()
-        ledger, own = ledger_on_ranks(ledger, ranks)
-        if own is not None:
-            owned.callback(own.close)
+        ledger = ledger_on_ranks(ledger, ranks, owned)
 
         def terms() -> dict[str, Any]:
             if noise_multiplier is None:
