@@ -48,7 +48,6 @@ class Graph:
     operations: int
 
     def __call__(self, inputs: Sequence[Tensor], buffers: Mapping[str, Tensor] = MappingProxyType({})) -> list[Tensor]:
-        """The function's outputs, with these buffers."""
         pairs = zip(self.places, self.constants, strict=True)
         constants = [tensor if place is None else buffers[place] for place, tensor in pairs]
         device = inputs[-1].device.type
@@ -58,11 +57,7 @@ class Graph:
             return self.module(*constants, *inputs)
 
     def compiled(self, inputs: Sequence[Tensor], buffers: Mapping[str, Tensor] = MappingProxyType({})) -> Graph:
-        """The same, compiled by inductor in a call with these tensors; torch keeps the result on disk for later runs.
-
-        Raises:
-            CaptureError: there is no compiler, or it fails.
-        """
+        """The same, compiled by inductor in a call with these tensors; torch keeps the result on disk."""
         if (problem := why_not_compiled()) is not None:
             raise CaptureError(problem)
         _LOG.info("compiling a step of %d operations", self.operations)
@@ -91,9 +86,6 @@ def trace(function: Function, inputs: Sequence[Tensor], buffers: Mapping[str, Te
     """The graph of a function that gives a list of tensors, recorded in one call with these inputs.
 
     Whatever the function decides by Python code is decided as in this call. ``buffers`` are those that it uses.
-
-    Raises:
-        CaptureError: an operation cannot be recorded, or code asks for the value of a tensor.
     """
     # One mode for the shapes that torch notes: one for each operation would take most of the time of a trace.
     shapes = TracingContext(FakeTensorMode(allow_fallback_kernels=True))

@@ -106,10 +106,8 @@ class CapturedSteps:
         return ClippedSum(dict(zip(kind.graphs[size][0], _apart(sums), strict=True)), norms[:, :b])
 
     def _kind_of(self, function: _TracedStep) -> _Kind | None:
-        """What is known of microbatches like this one; ``None`` if they are not captured.
-
-        Under deterministic algorithms nothing is chosen by time, so that two runs have the same rounding errors.
-        """
+        """What is known of microbatches like this one; ``None`` if they are not captured."""
+        # Nothing is chosen by time then, so that two runs have the same rounding errors.
         if not self._schedule.at_once and torch.are_deterministic_algorithms_enabled():
             return None
         microbatch, groups, tensors = function.microbatch, function.groups, function.microbatch.tensors
@@ -171,10 +169,7 @@ class _TracedStep:
 
 
 def padded_size(count: int) -> int:
-    """The least number of at least so many rows among those that graphs are made for.
-
-    Between a power of two and the next one there are eight, so that at most an eighth of the rows is added.
-    """
+    """The least number of rows that a graph is made for: at most an eighth is added, see ``_SIZES``."""
     step = max(1, (1 << max(0, (count - 1).bit_length() - 1)) // _SIZES)
     return -(-count // step) * step
 
@@ -195,10 +190,8 @@ def is_real(count: int, size: int, device: torch.device) -> Tensor:
 def _structure(value: object) -> Hashable:
     """The containers and the names in them, without the values: equal for values that code reads in the same way."""
     found, containers = tree_flatten(value)
-    inside = [
-        None if (parts := children(leaf)) is None else (type(leaf), tuple(parts), _structure(list(parts.values())))
-        for leaf in found
-    ]
+    opened = [(type(leaf), children(leaf)) for leaf in found]
+    inside = [None if parts is None else (kind, tuple(parts), _structure([*parts.values()])) for kind, parts in opened]
     return str(containers), tuple(inside)
 
 

@@ -71,13 +71,7 @@ AnyRanks: TypeAlias = Alone | Ranks
 
 
 def ranks_of(given: AnyRanks | None, owned: ExitStack | None = None) -> AnyRanks:
-    """The ranks that were given, or all processes of the default group, or this process alone.
-
-    Those that were not given are closed with what is ``owned``.
-
-    Raises:
-        PrivacyError: several processes were started together, and nothing says how they belong together.
-    """
+    """The ranks that were given, or all processes of the default group, which are ``owned``, or this process alone."""
     if given is not None:
         return given
     if _are_in_a_group():
@@ -98,12 +92,7 @@ _SIZES = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZ
 
 @contextmanager
 def in_step(ranks: AnyRanks, phase: str) -> Iterator[None]:
-    """A context that ends on all ranks or on none, as ``unanimous``, and where memory runs out on one, on all.
-
-    Raises:
-        torch.OutOfMemoryError: memory ran out here.
-        OtherRankRanOut: it ran out on another rank; all ranks may go on.
-    """
+    """A context that ends on all ranks or on none, as ``unanimous``; memory that runs out on one, runs out on all."""
     ran_out: torch.OutOfMemoryError | None = None
     with ranks.unanimous(phase):
         try:

@@ -112,10 +112,8 @@ class Ranks:
         self._timeout = timeout
         self._is_broken = False
         self._control: Any  # on the processor, so that no GPU waits
-        self._control, self._sums = [
-            self._meeting("the start", partial(dist.new_group, backend=backend, timeout=wait))
-            for backend in ("gloo", None)
-        ]
+        opened = [partial(dist.new_group, backend=backend, timeout=wait) for backend in ("gloo", None)]
+        self._control, self._sums = [self._meeting("the start", group) for group in opened]
         self._shared: BaseException | None = None  # the error that all ranks raise
 
     def key(self) -> SecretKey:
@@ -145,9 +143,6 @@ class Ranks:
         """A context that ends on all ranks, or on none: an error in it on one rank is raised on all.
 
         Gives an empty dictionary for numbers that must be the same on all ranks at the end.
-
-        Raises:
-            PrivacyError: a rank does not answer, is at another phase, or has other numbers.
         """
         equal: dict[str, float] = {}
         try:
@@ -170,11 +165,7 @@ class Ranks:
         return {name: max(of_rank[name] for of_rank in told) for name in numbers}
 
     def of_all(self, phase: str, numbers: Mapping[str, float]) -> list[Mapping[str, float]]:
-        """The numbers of each rank.
-
-        Raises:
-            PrivacyError: a rank does not answer, refuses, or is at another phase.
-        """
+        """The numbers of each rank; a PrivacyError if one does not answer, refuses, or is at another phase."""
         messages = self._exchanged(Message(phase, numbers=numbers))
         if (error := refusal(messages)) is not None:
             self._is_broken, self._shared = not are_together(messages), error

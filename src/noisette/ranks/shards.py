@@ -32,9 +32,8 @@ def from_local(part: Tensor, like: Any) -> Tensor:
     """The sharded tensor of which this is the rank's part."""
     from torch.distributed.tensor import DTensor
 
-    return DTensor.from_local(
-        part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
-    )
+    mesh, placements = like.device_mesh, like.placements
+    return DTensor.from_local(part, mesh, placements, run_check=False, shape=like.shape, stride=like.stride())
 
 
 def whole(tensor: Any) -> Any:
@@ -82,16 +81,11 @@ def elements_held(p: Any) -> Window:
 
 
 class Shards:
-    """The parts of a model that ``fully_shard`` was called on; none for an ordinary model.
-
-    Raises:
-        PrivacyError: it is sharded in a way that cannot be trained privately; all reasons are listed.
-    """
+    """The parts of a model that ``fully_shard`` was called on; none for an ordinary model."""
 
     def __init__(self, root: nn.Module) -> None:
-        self._modules: list[Any] = [
-            m for m in root.modules() if "FSDPModule" in {kind.__name__ for kind in type(m).__mro__}
-        ]
+        kinds = {module: {kind.__name__ for kind in type(module).__mro__} for module in root.modules()}
+        self._modules: list[Any] = [module for module in kinds if "FSDPModule" in kinds[module]]
         self.reshard()
         self.parameters: dict[str, Any] = dict(canonical_parameters(root))  # as the optimizer has them
         if problems := _problems(root, self.parameters, self._modules):

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 import noisette
@@ -236,7 +237,6 @@ class _Watching(BookKeeping):
 
 
 def _use_lines(recording: Recording, parameters: Mapping[str, Tensor]) -> Iterator[UseLine]:
-    """A line for each weight in each recorded use."""
     names = {id(p): name for name, p in parameters.items()}
     names |= {
         key: " + ".join(names.get(id(p), "frozen") for p in weight.parents) + f" ({operation_name(weight.operation)})"
@@ -277,7 +277,6 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
 def _private_steps(
     bound: PerExampleClip | LipschitzBound, loss: Loss, batch: Microbatch, public: tuple[Tensor, ...]
 ) -> tuple[float, str]:
-    """The seconds of a private step, and whether it ran as a graph."""
     count = batch.count
     optimizer = torch.optim.SGD(bound.parameters.values(), lr=0.0)
     run = privatize(
@@ -293,13 +292,11 @@ def _private_steps(
     with run:
         batches = run.batches()
 
-        def step() -> None:
+        def accumulate() -> None:
             for _ in next(batches).microbatches(count):
                 run.accumulate(loss, *batch.args, public=public)
-            optimizer.step()
-            optimizer.zero_grad()
 
-        seconds = _measured(step, next(iter(bound.parameters.values())).device)
+        seconds = _measured(accumulate, optimizer)
     if isinstance(bound, LipschitzBound):
         return seconds, "eager: the step of a Lipschitz network is never captured"
     if bound.captured_operations:
@@ -310,28 +307,23 @@ def _private_steps(
 
 def _plain_steps(model: nn.Module, loss: Loss, batch: Microbatch) -> float | None:
     """The seconds of a step without privacy; ``None`` for a loss that takes one example alone."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.SGD(parameters, lr=0.0)
-
-    def step() -> None:
-        loss(model, *batch.args).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.0)
     with suppress(RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError):
-        return _measured(step, parameters[0].device)
+        return _measured(lambda: loss(model, *batch.args).sum().backward(), optimizer)
     return None
 
 
-def _measured(step: Callable[[], None], device: torch.device) -> float:
+def _measured(compute_gradients: Callable[[], None], optimizer: Optimizer) -> float:
     """The seconds of the quickest of some steps, after some steps to warm up."""
-    seconds: list[float] = []
+    device, seconds = optimizer.param_groups[0]["params"][0].device, []
     begin = time.perf_counter()
     for k in range(_WARM_UP + _MEASURED):
         if k > _WARM_UP and time.perf_counter() - begin > _LONGEST:
             break
         start = time.perf_counter()
-        step()
+        compute_gradients()
+        optimizer.step()
+        optimizer.zero_grad()
         wait_for(device)
         seconds.append(time.perf_counter() - start)
     return min(seconds[_WARM_UP:])

@@ -19,20 +19,9 @@ from noisette import errors as checks
 from noisette.capture.captured import Capture, schedule_of
 from noisette.capture.step import CapturedSteps
 from noisette.clipping.rules import FlatClipping
+from noisette.core import clip
 from noisette.core.backward import UncoveredError, user_hooks_disabled
-from noisette.core.clip import (
-    Accumulator,
-    AdaptiveRule,
-    BookKeeping,
-    ClippedSum,
-    Clipping,
-    ClippingRule,
-    Count,
-    Engine,
-    Group,
-    clipping_of,
-    together,
-)
+from noisette.core.clip import BookKeeping, ClippedSum, Clipping, ClippingRule, Engine, Group, clipping_of, together
 from noisette.core.loss import Loss, Microbatch, ModelBuffers, OutsideTensors, Unwrapped
 from noisette.core.release import BoundedSum, Stateful
 from noisette.core.trace import record_losses
@@ -108,7 +97,7 @@ class PerExampleClip:
         self.model = model = self._unwrapped.module
         _check_initialized(model)
         self.clipping: ClippingRule = clipping
-        self._adaptive = clipping if isinstance(clipping, AdaptiveRule) else None
+        self._adaptive = clipping if isinstance(clipping, clip.AdaptiveRule) else None
         self.engine: Engine = engine if engine is not None else BookKeeping()
         self.ranks: AnyRanks = Alone()  # that take part in each microbatch of a sharded model; a run sets it
         self._shards = Shards(model)
@@ -121,12 +110,9 @@ class PerExampleClip:
         self._outside = OutsideTensors()
         self.schedule = None if self._is_sharded else schedule_of(capture)  # when anything is captured or compiled
         # Engines that compute examples one after the other are captured where that is asked for, which says why not.
-        is_due = self.schedule is not None and (
-            self.schedule.at_once or not getattr(self.engine, "computes_again", False)
-        )
-        self._captured = (
-            CapturedSteps(model, self._clipped_sum, self._outside, self.schedule) if self.schedule and is_due else None
-        )
+        repeats, self._captured = getattr(self.engine, "computes_again", False), None
+        if self.schedule is not None and (self.schedule.at_once or not repeats):
+            self._captured = CapturedSteps(model, self._clipped_sum, self._outside, self.schedule)
         self._still_to_come = 1.0  # how many times the work so far is still to come
         self._known_losses: set[object] = set()  # by their code: called once, so that it is known what they draw
         self._is_one_by_one = False  # the loss cannot be vectorised
@@ -134,9 +120,9 @@ class PerExampleClip:
         self._skips_errors = errors == "skip"
         self._tried = self._failed = 0  # examples so far, and those whose loss has raised
         self._groups: list[Group] | None = None  # of the current batch: all its microbatches have the same bounds
-        self._sums = Accumulator()
+        self._sums = clip.Accumulator()
         self._twice_counted: dict[int, Tensor] = {}  # by number of the group
-        self._counts: list[Count] = []  # released with the last batch
+        self._released: list[Group] = []  # whose counts were released with the last batch
         self._closed = False
         try:
             if not self.parameters:
@@ -175,8 +161,7 @@ class PerExampleClip:
 
     def reshard(self) -> None:
         """Leave each rank its shards alone, where the model is sharded and was called since."""
-        if self._is_sharded:
-            self._shards.reshard()
+        self._shards.reshard()
 
     def accumulate(self, loss: Loss, *batch: Any, public: Iterable[Tensor] = (), **keywords: Any) -> None:
         """Add the clipped gradients of these examples to the running sum, given the loss of one example.
@@ -219,7 +204,6 @@ class PerExampleClip:
         self._add(clipped.sums, clipped.norms)
 
     def _add(self, sums: Mapping[str, Tensor], norms: Tensor) -> None:
-        """Add the clipped sum of a microbatch to that of the batch, and count the examples within their bounds."""
         counts = {
             k: self._twice_counted.get(k, 0) + group.count.twice(norms[k], group.bound)
             for k, group in enumerate(self._batch_groups())
@@ -261,13 +245,10 @@ class PerExampleClip:
 
         self._check_open()
         if self._is_sharded:
-            raise PrivacyError(
-                "a sharded model takes the loss of one example: call run.accumulate(loss, *batch), or give each rank "
-                "the whole model"
-            )
-        returned = record_rows(
-            self.model, batch, self._trained(), self.buffers, self._outside, one_by_one=self._is_one_by_one
-        )
+            way_out = "call run.accumulate(loss, *batch), or give each rank the whole model"
+            raise PrivacyError(f"a sharded model takes the loss of one example: {way_out}")
+        trained, one_by_one = self._trained(), self._is_one_by_one
+        returned = record_rows(self.model, batch, trained, self.buffers, self._outside, one_by_one=one_by_one)
         self._is_one_by_one |= returned.call.recording is None
         return returned
 
@@ -286,7 +267,7 @@ class PerExampleClip:
         held = {name: local(p) for name, p in self.parameters.items()} if self._is_sharded else self.parameters
         groups, added, counted = self._batch_groups(), self._sums.pop_sums(held), self._twice_counted
         self.buffers.seed += 1  # without a run, whose batches have seeds
-        self._twice_counted, self._counts = {}, []
+        self._twice_counted, self._released = {}, groups
         if self._adaptive is not None:
             self._groups = None
         sums: list[BoundedSum] = []
@@ -295,14 +276,13 @@ class PerExampleClip:
             sums.append(BoundedSum(params, tuple([added[name] for name in group.names]), group.bound))
             if group.count is not None:
                 sums.append(group.count.sum_of(counted.get(k)))
-                self._counts.append(group.count)
         return sums
 
     def after_step(self) -> None:
         """Give an adaptive clipping rule the counts that were released; clipping does not constrain the weights."""
-        for count in self._counts:
-            if self._adaptive is not None and count.released.grad is not None:
-                self._adaptive.adapt(count.released.grad)
+        for group in self._released:
+            if self._adaptive is not None and group.count is not None and group.count.released.grad is not None:
+                self._adaptive.adapt(group.count.released.grad)
 
     def state(self) -> Mapping[str, float]:
         """What the clipping rule has learned from released values; empty for a rule that learns nothing."""
@@ -320,13 +300,7 @@ class PerExampleClip:
     # A microbatch
 
     def _clipped_sum(
-        self,
-        loss: Loss,
-        microbatch: Microbatch,
-        clipping: Clipping,
-        public: tuple[Tensor, ...],
-        *,
-        traced: bool = False,
+        self, loss: Loss, microbatch: Microbatch, clipping: Clipping, public: tuple[Tensor, ...], traced: bool = False
     ) -> ClippedSum:
         """The clipped sum of a microbatch, to which an example whose loss raises adds nothing where that is asked for.
 
@@ -336,7 +310,7 @@ class PerExampleClip:
             with few_operations():
                 return self._step(loss, microbatch, clipping, public, once=True)
         try:
-            return self._clipped_in_calls(loss, microbatch, clipping, public)
+            return self._in_calls(loss, microbatch, clipping, public)
         except (PrivacyError, torch.OutOfMemoryError):
             raise
         except Exception:
@@ -351,7 +325,7 @@ class PerExampleClip:
                 raise
             return ClippedSum({}, torch.zeros(len(clipping.groups), 1, device=microbatch.tensors[0].device))
 
-    def _clipped_in_calls(
+    def _in_calls(
         self, loss: Loss, microbatch: Microbatch, clipping: Clipping, public: tuple[Tensor, ...]
     ) -> ClippedSum:
         """The clipped sum of a microbatch: by one call of the loss, or where that cannot be, one for each example."""
@@ -416,9 +390,8 @@ class PerExampleClip:
     def _fresh_groups(self) -> list[Group]:
         groups = self.clipping.groups(list(self.parameters))
         if sorted([name for group in groups for name in group.names]) != sorted(self.parameters):
-            raise ValueError(
-                f"{type(self.clipping).__name__} does not put every trainable parameter in exactly one group"
-            )
+            rule = type(self.clipping).__name__
+            raise ValueError(f"{rule} does not put every trainable parameter in exactly one group")
         return groups
 
 

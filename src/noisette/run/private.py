@@ -71,11 +71,7 @@ def check_no_batch_norm(model: nn.Module) -> None:
 
 
 def check_optimizer(optimizer: Optimizer, bound: GradientBound) -> None:
-    """Check that the optimizer needs no closure, calls hooks, has the parameters of the bound, and has no other run.
-
-    Raises:
-        PrivacyError: it does not; parameters that differ are listed.
-    """
+    """Check that the optimizer needs no closure, calls hooks, has the parameters of the bound, and has no other run."""
     if "_optimizer_step_pre_hooks" not in vars(optimizer) or not getattr(type(optimizer).step, "hooked", False):
         raise PrivacyError(
             f"step() of this {type(optimizer).__name__} calls no step hooks, so nothing would be released before it: "
@@ -100,11 +96,7 @@ def check_optimizer(optimizer: Optimizer, bound: GradientBound) -> None:
 def ledger_on_ranks(
     given: Ledger | Path | str | None, ranks: AnyRanks, owned: ExitStack, open_own: Callable[[Path], Ledger] = Ledger
 ) -> Ledger:
-    """The ledger of a run, that of rank 0, of which the others keep a copy in memory; one opened here is ``owned``.
-
-    Raises:
-        PrivacyError: another rank than 0 was given a file, or has recorded other releases.
-    """
+    """The ledger of a run, that of rank 0, of which the others keep a copy in memory; one opened here is ``owned``."""
     with ranks.unanimous("the ledger"):
         if ranks.rank == 0 and isinstance(given, str | Path):
             given = open_own(Path(given))
@@ -201,7 +193,7 @@ class PrivateRun(DpSgd):
         key: SecretKey,
         ranks: AnyRanks,
     ) -> None:
-        event, batch_size, steps_spent = terms.event, terms.expected_batch_size, steps_taken + steps_lost
+        event, batch_size, spent = terms.event, terms.expected_batch_size, steps_taken + steps_lost
         dataset = without_frames(dataset)
         dtypes = {p.dtype for p in bound.parameters.values()}
         records = records_of(dataset, collate_fn, dtypes.pop() if len(dtypes) == 1 else None)
@@ -210,13 +202,7 @@ class PrivateRun(DpSgd):
             records = by_user.of(records, event.records)
         self._spending = PrivacyBudget(terms, accountant, ledger)
         self._paid = LedgerAccount(
-            ledger,
-            event,
-            terms.recorded,
-            self._spending.check_budget,
-            ranks,
-            steps=terms.steps,
-            steps_spent=steps_spent,
+            ledger, event, terms.recorded, self._spending.check_budget, ranks, steps=terms.steps, steps_spent=spent
         )
         devices = {p.device for p in bound.parameters.values()}
         together = any(map(is_sharded, bound.parameters.values()))
@@ -229,7 +215,7 @@ class PrivateRun(DpSgd):
 
             source = CompiledNoise(captured, self._paid.still_to_come)  # quicker than NumPy
         noise = GaussianNoise(key, source)
-        joint = _joint_noise(noise, event, terms.steps - steps_spent, ranks, ranks.size > 1 or together)
+        joint = _joint_noise(noise, event, terms.steps - spent, ranks, ranks.size > 1 or together)
         if isinstance(bound, PerExampleClip):
             bound.ranks = ranks
         super().__init__(
@@ -456,9 +442,8 @@ class PrivateRun(DpSgd):
                 check_no_batch_norm(bound.model)
                 check_optimizer(optimizer, bound)
                 saved.check_fits(bound, optimizer)
-            ranks.check_equal(
-                "the checkpoint", lambda: {"checkpoint": [saved.terms.facts(), saved.steps_taken, saved.head]}
-            )
+            facts = {"checkpoint": [saved.terms.facts(), saved.steps_taken, saved.head]}
+            ranks.check_equal("the checkpoint", lambda: facts)
             place = saved.ledger_near(folder) if ledger is None else ledger
             ledger = ledger_on_ranks(place, ranks, owned, saved.open_ledger)
             make = partial(
@@ -483,10 +468,8 @@ class PrivateRun(DpSgd):
                 if run.steps_left:
                     run._fingerprint = Fingerprint.read(folder)
                     if not run._fingerprint.fits(run._dataset, run._user_numbers):
-                        raise ValueError(
-                            "the data set is not the one that the run began with; resume it with the same records of "
-                            "the same users"
-                        )
+                        problem = "the data set is not the one that the run began with"
+                        raise ValueError(f"{problem}; resume it with the same records of the same users")
                     run.check_budget()
                 saved.restore_state(bound, optimizer)
             if ranks.size > 1:
@@ -636,8 +619,9 @@ def privatize(
                 assert delta is not None, "checked above"
                 before = ledger.declarations
                 by = accountant_beside(before, accountant, declaration=declaration, epsilon=epsilon, delta=delta)
+                prior = ledger.events
                 event = least_noisy(
-                    possible, epsilon=epsilon, delta=delta, steps=steps, accountant=by, prior_events=ledger.events
+                    possible, epsilon=epsilon, delta=delta, steps=steps, accountant=by, prior_events=prior
                 )
             else:
                 events = [release(noise_multiplier) for release in possible]
