@@ -77,7 +77,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "too few users": (
         {"users": Users(IDS, 2, public_users=5), "sampling_rate": None, "public_size": 60},
         ValueError,
-        "do not give 12 records",
+        "12 records",
     ),
 }
 

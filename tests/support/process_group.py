@@ -11,9 +11,8 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing.process import BaseProcess
 from typing import Any
 
 import pytest
@@ -67,12 +66,8 @@ def on_ranks(
     outcomes: dict[int, Outcome] = {}
     with tempfile.TemporaryDirectory() as place:
         store = f"file://{place}/store"
-        started = [
-            context.Process(
-                target=_rank, args=(rank, size, store, results, known_key, PLANTED, work, args), daemon=True
-            )
-            for rank in range(size)
-        ]
+        given = size, store, results, known_key, PLANTED, work, args
+        started = [context.Process(target=_rank, args=(rank, *given), daemon=True) for rank in range(size)]
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))  # where that process finds its imports
             for process in started:
@@ -85,7 +80,8 @@ def on_ranks(
                 for process in started:
                     process.kill()
         _receive(results, outcomes)
-    return [_with_exit_code(outcomes.get(rank, Outcome()), process) for rank, process in enumerate(started)]
+    found = [outcomes.get(rank, Outcome()) for rank in range(size)]
+    return [replace(one, exit_code=process.exitcode) for one, process in zip(found, started, strict=True)]
 
 
 def alone(work: Callable[..., Any], *args: Any) -> Any:
@@ -94,10 +90,6 @@ def alone(work: Callable[..., Any], *args: Any) -> Any:
         patch.setattr("noisette.ranks.launch.SecretKey", partial(SecretKey, SECRET))
         torch.manual_seed(0)
         return work(*args)
-
-
-def _with_exit_code(outcome: Outcome, process: BaseProcess) -> Outcome:
-    return Outcome(outcome.returned, outcome.error, outcome.text, process.exitcode)
 
 
 def _receive(results: Any, outcomes: dict[int, Outcome]) -> None:
@@ -110,14 +102,7 @@ def _receive(results: Any, outcomes: dict[int, Outcome]) -> None:
 
 
 def _rank(
-    rank: int,
-    size: int,
-    store: str,
-    results: Any,
-    known_key: bool,
-    planted: tuple[Callable[[pytest.MonkeyPatch], None], ...],
-    work: Callable[..., Any],
-    args: tuple[Any, ...],
+    rank: int, size: int, store: str, results: Any, known_key: bool, planted: Any, work: Callable[..., Any], args: Any
 ) -> None:
     os.environ["NOISETTE_COMPILE"] = "0"
     torch.set_num_threads(1)

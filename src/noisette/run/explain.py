@@ -165,7 +165,9 @@ def explain(model: nn.Module | LipschitzBound, loss: Loss, *batch: Any, public: 
         finally:
             bound.close()
         uses, problem, apart, line = _seen_vectorised(module, loss, microbatch, public) if clipped else ((), "", "", "")
-        plain = _plain_steps(module, loss, microbatch)
+        optimizer, plain = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.0), None
+        with suppress(RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError):
+            plain = _measured(lambda: loss(module, *batch).sum().backward(), optimizer)  # raises for one example alone
         unreached = _unreached(module, loss, microbatch, every=bool(problem or apart))
     return Explanation(
         refused=(),
@@ -303,14 +305,6 @@ def _private_steps(
         return seconds, f"one graph of {bound.captured_operations} operations"
     problems = bound.capture_problems or ("each example is computed in a call of its own",)
     return seconds, f"eager: {problems[0]}"
-
-
-def _plain_steps(model: nn.Module, loss: Loss, batch: Microbatch) -> float | None:
-    """The seconds of a step without privacy; ``None`` for a loss that takes one example alone."""
-    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.0)
-    with suppress(RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError):
-        return _measured(lambda: loss(model, *batch.args).sum().backward(), optimizer)
-    return None
 
 
 def _measured(compute_gradients: Callable[[], None], optimizer: Optimizer) -> float:

@@ -127,7 +127,11 @@ class PerExampleClip:
         try:
             if not self.parameters:
                 raise ValueError("the model has no trainable parameter: every one has requires_grad=False")
-            _check_real(self.parameters)
+            if found := [name for name, p in self.parameters.items() if p.is_complex()]:
+                raise ValueError(  # rules, noise and optimizers would treat only its real part
+                    f"complex parameters cannot be trained: {', '.join(found)}. Hold the real and the imaginary part "
+                    "as a real parameter with a last axis of 2, and use torch.view_as_complex(parameter) in forward."
+                )
             self._fresh_groups()
         except ValueError:
             self.close()
@@ -142,8 +146,6 @@ class PerExampleClip:
     def captured_operations(self) -> int:
         """The number of operations in the largest captured graph; 0 before a step is captured."""
         return 0 if self._captured is None else self._captured.operations
-
-    # A batch
 
     def before_first_batch(self, columns: Sequence[Tensor] = ()) -> None:
         """Remember which tensors exist, so that a loss uses no other from outside, and none of the records."""
@@ -161,7 +163,8 @@ class PerExampleClip:
 
     def reshard(self) -> None:
         """Leave each rank its shards alone, where the model is sharded and was called since."""
-        self._shards.reshard()
+        if self._is_sharded:
+            self._shards.reshard()
 
     def accumulate(self, loss: Loss, *batch: Any, public: Iterable[Tensor] = (), **keywords: Any) -> None:
         """Add the clipped gradients of these examples to the running sum, given the loss of one example.
@@ -185,8 +188,9 @@ class PerExampleClip:
             return
         self._tried += microbatch.count
         groups = self._trained_groups()
-        if self.model._forward_pre_hooks:
-            _refresh_public_statistics(self.model)
+        for hook in self.model._forward_pre_hooks.values():
+            if isinstance(hook, RefreshesFromPublicData):
+                hook.refresh(self.model)  # in its own buffers: copies are dropped after a call, a graph has no hooks
         if self._is_sharded:
             with in_step(self.ranks, "a microbatch"), self._shards.gathered():
                 clipped = self._clipped_sum(loss, microbatch, clipping_of(groups), public)
@@ -297,8 +301,6 @@ class PerExampleClip:
         self._closed = True
         self._unwrapped.close()
 
-    # A microbatch
-
     def _clipped_sum(
         self, loss: Loss, microbatch: Microbatch, clipping: Clipping, public: tuple[Tensor, ...], traced: bool = False
     ) -> ClippedSum:
@@ -395,15 +397,6 @@ class PerExampleClip:
         return groups
 
 
-def _check_real(parameters: Mapping[str, Tensor]) -> None:
-    """Check that no parameter is complex: rules, noise and optimizers would treat only its real part."""
-    if found := [name for name, p in parameters.items() if p.is_complex()]:
-        raise ValueError(
-            f"complex parameters cannot be trained: {', '.join(found)}. Hold the real and the imaginary part as a real "
-            "parameter with a last axis of 2, and use torch.view_as_complex(parameter) in forward."
-        )
-
-
 def _check_initialized(model: nn.Module) -> None:
     named = [*model.named_parameters(), *model.named_buffers()]
     if lazy := [name for name, tensor in named if is_lazy(tensor)]:
@@ -429,13 +422,3 @@ class RefreshesFromPublicData(Protocol):
 
     def refresh(self, model: nn.Module) -> None:
         """Recompute the statistics if weights have changed."""
-
-
-def _refresh_public_statistics(model: nn.Module) -> None:
-    """Bring what hooks compute from the weights and public data up to date in the model's own buffers.
-
-    Copies of the buffers are dropped after a call, and a graph has no hooks.
-    """
-    for hook in model._forward_pre_hooks.values():
-        if isinstance(hook, RefreshesFromPublicData):
-            hook.refresh(model)
