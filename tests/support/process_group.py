@@ -38,11 +38,7 @@ class Outcome:
 
     @property
     def value(self) -> Any:
-        """What the rank returned.
-
-        Raises:
-            AssertionError: it raised, or was killed, also after it had returned.
-        """
+        """What the rank returned; an AssertionError if it raised, or was killed, also after it had returned."""
         assert not self.error, f"{self.error}: {self.text}"
         assert self.exit_code == 0, f"exit code {self.exit_code}"
         return self.returned
@@ -53,12 +49,8 @@ def on_ranks(
 ) -> list[Outcome]:
     """Call a function of a module in so many new processes, which form a process group of gloo.
 
-    Args:
-        size: number of processes.
-        work: the function, called with ``args``; what it returns can be pickled.
-        args: of the function.
-        known_key: whether the secret key of runs is ``SECRET``.
-        hanging: a rank that is killed as soon as all others have ended.
+    What the function returns can be pickled. With a ``known_key`` the key of runs is ``SECRET``. The rank that is
+    ``hanging`` is killed as soon as all others have ended.
     """
     context = multiprocessing.get_context("forkserver")  # copies a process that has done nothing but imports
     context.set_forkserver_preload(["pytest", "ranks_loop", "torch.distributed", "torch._dynamo", "torch._inductor"])

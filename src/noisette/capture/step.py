@@ -44,10 +44,7 @@ class CapturedSteps:
     """
 
     def __init__(self, model: nn.Module, step: Step, outside: OutsideTensors, schedule: Schedule) -> None:
-        self._model = model
-        self._step = step
-        self._outside = outside
-        self._schedule = schedule
+        self._model, self._step, self._outside, self._schedule = model, step, outside, schedule
         self._kinds: dict[Hashable, _Kind] = {}
 
     @property

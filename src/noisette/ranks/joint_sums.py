@@ -28,9 +28,7 @@ class JointSums:
     def __init__(
         self, add_: Callable[..., None], ranks: AnyRanks, deviations: Sequence[float] | np.ndarray = (1.0,)
     ) -> None:
-        self._add_ = add_
-        self._ranks = ranks
-        self._deviations = deviations
+        self._add_, self._ranks, self._deviations = add_, ranks, deviations
         self._steps = range(0)  # since the correlation began
 
     @property

@@ -239,9 +239,8 @@ class SavedRun:
         """The path of the ledger; a checkpoint from others must not choose the file that is written to."""
         place, own = (folder / self.ledger).resolve(), folder.resolve()
         if place.parent not in (own, own.parent):
-            raise ValueError(
-                f"the checkpoint names a ledger in another folder, {place}; if it is its own, pass ledger="
-            )
+            where = f"the checkpoint names a ledger in another folder, {place}"
+            raise ValueError(f"{where}; if it is the run's, pass ledger=")
         return place
 
     def open_ledger(self, path: Path) -> Ledger:
@@ -266,16 +265,9 @@ class SavedRun:
 
 def check_declared_again(before: Mapping[str, object], now: Mapping[str, object]) -> None:
     """Check that what is declared now is what the run of a checkpoint began with, as far as both name it."""
-
-    def said(value: object) -> object:
-        return "not declared" if value is None else value
-
-    differences = [
-        f"{name}: {said(value)} in the checkpoint, {said(now[name])} now"
-        for name, value in before.items()
-        if name in now and now[name] != value
-    ]
-    if differences:
+    pairs = {name: (value, now[name]) for name, value in before.items() if name in now and now[name] != value}
+    said = {name: ["not declared" if value is None else value for value in pair] for name, pair in pairs.items()}
+    if differences := [f"{name}: {was} in the checkpoint, {other} now" for name, (was, other) in said.items()]:
         raise ValueError(
             "the run of the checkpoint was declared otherwise, and goes on as it was declared:\n  "
             + "\n  ".join(differences)

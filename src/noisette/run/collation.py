@@ -219,8 +219,7 @@ class PaddedBuckets:
         are_whole = self.edges and all(type(edge) is int for edge in self.edges) and self.edges[0] >= 1
         if not are_whole or list(self.edges) != sorted(set(self.edges)):
             raise ValueError(f"expected ascending whole numbers of at least one as edges, each once, got {self.edges}")
-        self._records = records
-        self._pad = pad
+        self._records, self._pad = records, pad
         lengths = np.fromiter(self._lengths(), dtype=np.int64, count=len(records))
         self._edge_of = np.minimum(np.searchsorted(self.edges, lengths), len(self.edges) - 1)
         # The bucket of each record: the number of its edge, or of its pair of edges.

@@ -8,7 +8,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,13 +61,12 @@ class Cost:
     graph: str  # how the private step ran: as one graph, or why not
 
     def __str__(self) -> str:
-        plain = "a plain one was not measured, because the loss cannot be called with several examples at once"
+        private, plain = self.private_seconds, "was not measured, because the loss takes one example at a time alone"
         if self.plain_seconds is not None:
-            plain = f"a plain one {1e3 * self.plain_seconds:.3g} ms "
-            plain += f"({self.private_seconds / self.plain_seconds:.2g} times)"
+            plain = f"{1e3 * self.plain_seconds:.3g} ms ({private / self.plain_seconds:.2g} times)"
         return (
-            f"A private step of these {self.examples} examples takes {1e3 * self.private_seconds:.3g} ms, with "
-            f"clipping, noise and ledger; {plain}. It ran as {self.graph}; nothing was compiled, which long runs do."
+            f"A private step of these {self.examples} examples takes {1e3 * private:.3g} ms, with clipping, noise and "
+            f"ledger; a plain one {plain}. It ran as {self.graph}; nothing was compiled, which long runs do."
         )
 
 
@@ -156,25 +155,21 @@ def explain(model: nn.Module | LipschitzBound, loss: Loss, *batch: Any, public: 
         return Explanation(refused)
     microbatch, public = Microbatch(batch, {}), tuple(public)
     with _unchanged(module), warnings.catch_warnings():
-        for said in (OneByOneWarning, CaptureWarning):  # which is returned
-            warnings.simplefilter("ignore", said)
+        warnings.simplefilter("ignore", OneByOneWarning)  # which is returned, as what follows
+        warnings.simplefilter("ignore", CaptureWarning)
         try:
             seconds, graph = _private_steps(bound, loss, microbatch, public)
         except PrivacyError as refusal:
             return Explanation((str(refusal),))
         finally:
             bound.close()
-        uses, problem, apart, line = _seen_vectorised(module, loss, microbatch, public) if clipped else ((), "", "", "")
+        found = _seen_vectorised(module, loss, microbatch, public) if clipped else Explanation(())
         optimizer, plain = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.0), None
         with suppress(RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError):
             plain = _measured(lambda: loss(module, *batch).sum().backward(), optimizer)  # raises for one example alone
-        unreached = _unreached(module, loss, microbatch, every=bool(problem or apart))
-    return Explanation(
-        refused=(),
-        one_by_one=f"{problem} {_CURE}" if problem else "",
-        apart=f"{apart} {_CURE}" if apart else "",
-        line=line,
-        uses=uses,
+        unreached = _unreached(module, loss, microbatch, every=bool(found.one_by_one or found.apart))
+    return replace(
+        found,
         unreached=unreached,
         remarks=tuple(said_of_modules(module, lambda part: getattr(part, "remark", ""))),
         bounds=() if clipped else tuple(model.layers()),
@@ -188,9 +183,7 @@ def sum_of_outputs(model: nn.Module, *args: Any, **keywords: Any) -> Tensor:
     return torch.stack([output.float().sum() for output in outputs if output.is_floating_point()]).sum()
 
 
-def _seen_vectorised(
-    model: nn.Module, loss: Loss, batch: Microbatch, public: tuple[Tensor, ...]
-) -> tuple[tuple[UseLine, ...], str, str, str]:
+def _seen_vectorised(model: nn.Module, loss: Loss, batch: Microbatch, public: tuple[Tensor, ...]) -> Explanation:
     """The uses of parameters in one microbatch; why each example needs a call of its own, why some do, and the line."""
     engine = _Watching()
     clip = PerExampleClip(model, 1.0, engine=engine, capture="eager")
@@ -202,7 +195,7 @@ def _seen_vectorised(
         try:
             return loss(model, *args)
         except ExamplesDisagreeError as error:
-            apart, line = str(error), _line_of(error, handled)
+            apart, line = f"{error} {_CURE}", _line_of(error, handled)
             raise
 
     with warnings.catch_warnings():
@@ -210,10 +203,10 @@ def _seen_vectorised(
         try:
             clip.accumulate(watched, *batch.args, public=public)
         except OneByOneWarning as warning:
-            return (), str(warning), "", _line_of(warning, handled)
+            return Explanation((), one_by_one=f"{warning} {_CURE}", line=_line_of(warning, handled))
         finally:
             clip.close()
-    return tuple(dict.fromkeys(engine.uses)), "", apart, line
+    return Explanation((), apart=apart, line=line, uses=tuple(dict.fromkeys(engine.uses)))
 
 
 _OWN = Path(noisette.__file__).parent

@@ -212,8 +212,7 @@ class EachAlone:
     """Gathers records of a data set that is indexed by record: each is fetched, and by ``collate`` collated, alone."""
 
     def __init__(self, dataset: Any, collate: Collate | None) -> None:
-        self._dataset = dataset
-        self._collate = collate
+        self._dataset, self._collate = dataset, collate
 
     def __call__(self, at: np.ndarray) -> Any:
         records = [record(self._dataset, index) for index in at.tolist()]
@@ -268,9 +267,7 @@ class Thread:
     """One thread of this process, or where nothing is loaded ahead, that of the caller."""
 
     def __init__(self, gather: Gather, ahead: int = 1, to: torch.device | None = None) -> None:
-        self._gather = gather
-        self._ahead = ahead
-        self._to = to
+        self._gather, self._ahead, self._to = gather, ahead, to
         self._helper = ThreadPoolExecutor(max_workers=1)  # its thread starts with the first microbatch ahead
 
     def microbatches(self, parts: Parts) -> Iterator[Any]:

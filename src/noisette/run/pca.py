@@ -81,13 +81,9 @@ class PrivatePCA(TransformerMixin, BaseEstimator):
         ranks: AnyRanks | None = None,
         declaration: str = "",
     ) -> None:
-        self.n_components = n_components
-        self.noise_multiplier = noise_multiplier
-        self.epsilon = epsilon
-        self.delta = delta
+        self.n_components, self.ranks, self.declaration = n_components, ranks, declaration
+        self.noise_multiplier, self.epsilon, self.delta = noise_multiplier, epsilon, delta
         self.ledger = ledger if ledger is not None else Ledger()
-        self.ranks = ranks
-        self.declaration = declaration
 
     def fit(self, X: Any, y: None = None) -> Self:  # noqa: N803
         """Release the noised sum of these rows and keep its leading eigenvectors. Each call has a privacy cost.

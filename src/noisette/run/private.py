@@ -58,10 +58,9 @@ def batch_mixing_modules(model: nn.Module) -> list[str]:
 
 def said_of_modules(model: nn.Module, about: Callable[[nn.Module], object]) -> list[str]:
     """For each module of which there is a text to say: its name, its class, and the text."""
-    said = [
-        (name or "the model itself", type(module).__name__, about(module)) for name, module in model.named_modules()
-    ]
-    return [f"{name}  {kind} {text}" for name, kind, text in said if text and isinstance(text, str)]
+    said = [(name, type(module).__name__, about(module)) for name, module in model.named_modules()]
+    found = [(name, f"{kind} {text}") for name, kind, text in said if text and isinstance(text, str)]
+    return [f"{name or 'the model itself'}  {text}" for name, text in found]
 
 
 def check_no_batch_norm(model: nn.Module) -> None:
@@ -218,32 +217,22 @@ class PrivateRun(DpSgd):
         joint = _joint_noise(noise, event, terms.steps - spent, ranks, ranks.size > 1 or together)
         if isinstance(bound, PerExampleClip):
             bound.ranks = ranks
-        super().__init__(
-            bound,
-            optimizer,
-            Parts(
-                sampler=sampler_of(event, records.size, key, first_step=steps_taken, users=by_user),
-                records=records,
-                new_batch=partial(kind, records=records, measured=MeasuredSize(memory_of(devices))),
-                open_fetch=partial(fetch_of, records.gather, expected=batch_size),
-                release=GaussianRelease(key, event.noise_multiplier, batch_size, joint),
-                account=self._paid,
-                ranks=ranks,
-                key=key,
-                hold_noise=held_noise(bound.model),
-            ),
-            sampling_rate=event.sampling_rate,
-            expected_batch_size=batch_size,
-            steps=terms.steps,
-            steps_taken=steps_taken,
-            steps_lost=steps_lost,
+        parts = Parts(
+            sampler=sampler_of(event, records.size, key, first_step=steps_taken, users=by_user),
+            records=records,
+            new_batch=partial(kind, records=records, measured=MeasuredSize(memory_of(devices))),
+            open_fetch=partial(fetch_of, records.gather, expected=batch_size),
+            release=GaussianRelease(key, event.noise_multiplier, batch_size, joint),
+            account=self._paid,
+            ranks=ranks,
+            key=key,
+            hold_noise=held_noise(bound.model),
         )
-        self.terms = terms
-        self.accountant = accountant
-        self.ledger = ledger
-        self.extras = extras
-        self._all_ranks = ranks
-        self._dataset = dataset
+        steps = {"steps": terms.steps, "steps_taken": steps_taken, "steps_lost": steps_lost}
+        rate = event.sampling_rate
+        super().__init__(bound, optimizer, parts, sampling_rate=rate, expected_batch_size=batch_size, **steps)
+        self.terms, self.accountant, self.ledger, self.extras = terms, accountant, ledger, extras
+        self._all_ranks, self._dataset = ranks, dataset
         self._user_numbers = None if by_user is None else by_user.users
         self._fingerprint: Fingerprint | None = None
         self._saved_in: Path | None = None
