@@ -271,8 +271,7 @@ def check_declared_again(before: Mapping[str, object], now: Mapping[str, object]
         raise ValueError(
             "the run of the checkpoint was declared otherwise, and goes on as it was declared:\n  "
             + "\n  ".join(differences)
-            + "\nDeclare the same again, or begin another run, without the checkpoint but with the same ledger for the "
-            "same records"
+            + "\nDeclare the same again, or begin another run, without the checkpoint but with the records' ledger"
         )
 
 
@@ -349,8 +348,7 @@ def _check_different_parts(dataset: Any, records: int, ranks: AnyRanks) -> None:
     for rank, found in enumerate(held):
         if (other := held.index(found)) < rank:
             raise PrivacyError(
-                f"ranks {other} and {rank} hold the same records: give each rank its own part, as from a file of its "
-                "own, so that no record counts twice"
+                f"ranks {other} and {rank} hold the same records, which would count twice: give each its own part"
             )
 
 

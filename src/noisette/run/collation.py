@@ -117,8 +117,7 @@ def _check_row(shape: tuple[int, ...], name: object) -> None:
         raise ValueError(
             f"collate_fn gives {'a tensor' if name is None else f'the field {name!r}'} of one record the shape "
             f"{shape}, but the first axis is that of the records: put the record on the first axis, in the shape "
-            "(1, ...). For graphs, whose nodes are there, take batch.microbatches(1), which gives what collate_fn "
-            "returns as it is"
+            "(1, ...). For graphs, whose nodes are there, take batch.microbatches(1), which leaves them as they are"
         )
 
 
@@ -126,8 +125,7 @@ def _check_one_type(values: Values, name: object) -> None:
     kinds = [f"Tensor of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__ for value in values]
     if len(kinds := list(dict.fromkeys(kinds))) > 1:
         raise ValueError(
-            f"{_has(name)} different types, such as {kinds[0]} and {kinds[1]}: a microbatch has the type of its first "
-            "record. Bring them to one type"
+            f"{_has(name)} different types, such as {kinds[0]} and {kinds[1]}: bring them to one, that of the first"
         )
 
 
@@ -179,8 +177,7 @@ def _has(name: object) -> str:
 Name = int | str | None  # of a field: its place in a tuple, its key in a dictionary, None for a record without fields
 
 _NOT_PADDED = (
-    ", and is none of those that are padded: name it among them if it is as long as its record, or bring it to one "
-    "shape by itself"
+    ", and is none of those that are padded: name it among them if it is as long as its record, or give it one shape"
 )
 
 

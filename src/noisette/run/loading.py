@@ -226,8 +226,7 @@ def record(dataset: Any, index: int) -> Any:
     found = dataset.__getitems__([index])
     if len(found) != 1:
         raise ValueError(
-            f"the data set makes {len(found)} records of the one with index {index}: make one of each, or prepare the "
-            "data set beforehand, as by its map()"
+            f"the data set makes {len(found)} records of the one with index {index}: make one, or use map() beforehand"
         )
     return found[0]
 

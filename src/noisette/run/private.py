@@ -45,9 +45,8 @@ def batch_mixing_modules(model: nn.Module) -> list[str]:
     def problem(module: nn.Module) -> str:
         if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
             return (
-                "mixes examples: put GroupNorm or PublicBatchNorm in its place, as noisette.nn.convert_batch_norm("
-                "model, to=torch.nn.GroupNorm) does (`noisette train` has --batch-norm group for it), or call .eval() "
-                "on it"
+                "mixes examples: call .eval() on it, or put GroupNorm or PublicBatchNorm in its place, as by "
+                "noisette.nn.convert_batch_norm(model, to=torch.nn.GroupNorm) or `noisette train --batch-norm group`"
             )
         if isinstance(module, _InstanceNorm) and module.training and module.running_mean is not None:
             return "mixes examples in its running statistics: build it with track_running_stats=False, or call .eval()"
