@@ -10,18 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from noisette import (
-    BallsInBins,
-    Ledger,
-    PerExampleClip,
-    Poisson,
-    PoissonGaussian,
-    PrivacyError,
-    PrivateRun,
-    TruncatedPoisson,
-    Users,
-)
+from noisette import BallsInBins, Ledger, Poisson, PoissonGaussian, PrivacyError, PrivateRun, TruncatedPoisson, Users
 from noisette.accounting import BallsInBinsGaussian, Event, TruncatedPoissonGaussian, UserLevel
+from noisette.run.per_example import PerExampleClip
 from small_loop import square, start, take_steps
 
 SIZE = 60

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,8 @@ from noisette.core.trees import children, leaves
 # The clipped sum of (loss, microbatch, clipping, public), with copies of the model's buffers; where ``traced`` is true,
 # only by operations that can be recorded, or with an error.
 Step = Callable[..., ClippedSum]
+Public: TypeAlias = tuple[Tensor, ...]
+Buffers: TypeAlias = Mapping[str, Tensor]
 _MOST_KINDS = 16  # kinds of microbatches that are captured
 _SIZES = 8  # numbers of rows of graphs between a power of two and the next one
 
@@ -56,13 +59,7 @@ class CapturedSteps:
         return max([kind.captured.operations for kind in self._kinds.values()], default=0)
 
     def clipped_sum(
-        self,
-        loss: Loss,
-        microbatch: Microbatch,
-        groups: Sequence[Group],
-        public: tuple[Tensor, ...],
-        buffers: Mapping[str, Tensor],
-        left: float,
+        self, loss: Loss, microbatch: Microbatch, groups: Sequence[Group], public: Public, buffers: Buffers, left: float
     ) -> ClippedSum:
         """The clipped sum of a microbatch, by the quickest way that is ready."""
         function = _TracedStep(self._step, loss, microbatch, groups, public)
@@ -83,7 +80,7 @@ class CapturedSteps:
         return found
 
     def _by_graph(
-        self, kind: _Kind, size: int, function: _TracedStep, buffers: Mapping[str, Tensor], left: float
+        self, kind: _Kind, size: int, function: _TracedStep, buffers: Buffers, left: float
     ) -> ClippedSum | None:
         """The clipped sum by a graph of so many rows; ``None`` if a gradient is not finite, or the graph is no good."""
         rows, b = padded(function.microbatch.tensors, size), function.microbatch.count
@@ -144,7 +141,7 @@ class _TracedStep:
     loss: Loss
     microbatch: Microbatch
     groups: Sequence[Group]
-    public: tuple[Tensor, ...]
+    public: Public
     names: tuple[str, ...] | None = None
 
     def eager(self) -> ClippedSum:

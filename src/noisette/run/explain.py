@@ -243,15 +243,11 @@ def _use_lines(recording: Recording, parameters: Mapping[str, Tensor]) -> Iterat
             for weight in operand.weights:
                 others = [value for value in found.arguments.values() if isinstance(value, Tensor)]
                 first = next((value for value in others if value is not weight), weight)
-                own = use.operation is own_copies
-                yield UseLine(
-                    parameter=names.get(id(weight), "frozen"),
-                    operation="several operations" if own else operation_name(use.operation),
-                    operand=operand.name,
-                    shape=tuple(first.shape),
-                    rule="own copies" if own else getattr(operand.rule, "__name__", "none"),
-                    per_example_numbers=weight.numel(),
-                )
+                operation, rule = operation_name(use.operation), getattr(operand.rule, "__name__", "none")
+                if use.operation is own_copies:
+                    operation, rule = "several operations", "own copies"
+                parameter, shape = names.get(id(weight), "frozen"), tuple(first.shape)
+                yield UseLine(parameter, operation, operand.name, shape, rule, weight.numel())
 
 
 @contextmanager
@@ -274,17 +270,9 @@ def _private_steps(
 ) -> tuple[float, str]:
     count = batch.count
     optimizer = torch.optim.SGD(bound.parameters.values(), lr=0.0)
-    run = privatize(
-        bound,
-        optimizer,
-        torch.zeros(count, 1),  # the run draws all of them, and the examples given are used in their place
-        sampling_rate=1.0,
-        expected_batch_size=count,
-        steps=_WARM_UP + _MEASURED,
-        noise_multiplier=1.0,
-        ranks=Alone(),
-    )
-    with run:
+    declared: dict[str, Any] = {"sampling_rate": 1.0, "expected_batch_size": count, "noise_multiplier": 1.0}
+    drawn = torch.zeros(count, 1)  # all of them, and the examples that were given are used in their place
+    with privatize(bound, optimizer, drawn, steps=_WARM_UP + _MEASURED, ranks=Alone(), **declared) as run:
         batches = run.batches()
 
         def accumulate() -> None:

@@ -434,21 +434,16 @@ class PrivateRun(DpSgd):
             ranks.check_equal("the checkpoint", lambda: facts)
             place = saved.ledger_near(folder) if ledger is None else ledger
             ledger = ledger_on_ranks(place, ranks, owned, saved.open_ledger)
-            make = partial(
-                cls,
-                bound,
-                optimizer,
-                dataset,
-                terms=saved.terms,
-                accountant=accountant if accountant is not None else PldAccountant(),
-                ledger=ledger,
-                users=users,
-                collate_fn=collate_fn,
-                steps_taken=saved.steps_taken,
-                steps_lost=ranks.from_first("the steps lost", lambda: saved.steps_lost(ledger)),
-                extras=saved.extras,
-            )
-            run = cls.on_ranks(make, ranks, owned)
+            accountant = accountant if accountant is not None else PldAccountant()
+            given: dict[str, Any] = {
+                "accountant": accountant,
+                "ledger": ledger,
+                "users": users,
+                "collate_fn": collate_fn,
+            }
+            given |= {"terms": saved.terms, "steps_taken": saved.steps_taken, "extras": saved.extras}
+            lost = ranks.from_first("the steps lost", lambda: saved.steps_lost(ledger))
+            run = cls.on_ranks(partial(cls, bound, optimizer, dataset, steps_lost=lost, **given), ranks, owned)
         with ExitStack() as undone:
             undone.callback(run._owned.close)
             undone.callback(run.end)
@@ -582,14 +577,8 @@ def privatize(
         with ranks.unanimous("the declarations of the run"):
             check_numbers(**numbers)
             sampling_rate, steps = schedule(expected_batch_size, sampling_rate, steps, public_size, epochs)
-            possible = releases(
-                sampling,
-                users,
-                sampling_rate,
-                expected_batch_size=expected_batch_size,
-                public_size=public_size,
-                parts=parts_of(bound.pop_sums()),
-            )
+            parts = parts_of(bound.pop_sums())
+            possible = releases(sampling, users, sampling_rate, expected_batch_size, public_size, parts)
             one_over_size = sampling_rate / expected_batch_size
             if users is not None and users.public_users is not None:
                 one_over_size = 1 / users.public_users
@@ -621,18 +610,16 @@ def privatize(
             return parameters.facts()
 
         with ledger.lock:  # what other threads spend is either calibrated for here, or seen at the first reservation
-            make = partial(
-                PrivateRun,
-                bound,
-                optimizer,
-                dataset,
-                terms=RunParameters.of(ranks.from_first("the noise of the run", terms)),
-                accountant=accountant,
-                ledger=ledger,
-                users=users,
-                collate_fn=collate_fn,
+            chosen = RunParameters.of(ranks.from_first("the noise of the run", terms))
+            given: dict[str, Any] = {
+                "accountant": accountant,
+                "ledger": ledger,
+                "users": users,
+                "collate_fn": collate_fn,
+            }
+            run = PrivateRun.on_ranks(
+                partial(PrivateRun, bound, optimizer, dataset, terms=chosen, **given), ranks, owned
             )
-            run = PrivateRun.on_ranks(make, ranks, owned)
     if noise_multiplier is not None:
         try:
             run.check_budget()

@@ -386,35 +386,29 @@ Sampling: TypeAlias = Poisson | TruncatedPoisson | BallsInBins | CyclicPoisson
 
 
 def releases(
-    sampling: Sampling,
-    users: Users | None,
-    sampling_rate: float,
-    *,
-    expected_batch_size: float,
-    public_size: int | None,
-    parts: Parts,
+    sampling: Sampling, users: Users | None, rate: float, batch_size: float, public_size: int | None, parts: Parts
 ) -> Sequence[ReleaseOf]:
     """The releases that a step may make with these parts, as declared: one, or with users of records and of users."""
     if not isinstance(sampling, Sampling):
         known = "Poisson(), TruncatedPoisson(..), BallsInBins() or CyclicPoisson(..)"
         raise TypeError(f"expected sampling to be {known}, got {sampling!r}")
     if users is None:
-        return [sampling.release(sampling_rate, public_size, parts)]
+        return [sampling.release(rate, public_size, parts)]
     if not isinstance(users, Users):
         raise TypeError(f"expected users to be Users(ids, most_records), got a {type(users).__name__}")
     if not isinstance(sampling, Poisson):
         raise ValueError(f"with users batches are Poisson, because no privacy cost is known of users in {sampling!r}")
-    rates = {users.most_records: sampling_rate}
+    rates = {users.most_records: rate}
     if users.public_users is not None:
         if public_size is not None:  # of which at most so many are kept
             kept = min(public_size, users.most_records * users.public_users)
-            rates[users.most_records] = expected_batch_size / kept
-        rates[1] = expected_batch_size / users.public_users
+            rates[users.most_records] = batch_size / kept
+        rates[1] = batch_size / users.public_users
     possible = [(most_records, rate) for most_records, rate in rates.items() if rate <= 1]
     if not possible:
         raise ValueError(
             f"{users.public_users} users with at most {users.most_records} records each do not give "
-            f"{expected_batch_size} records for a batch; declare a smaller expected_batch_size"
+            f"{batch_size} records for a batch; declare a smaller expected_batch_size"
         )
     return [lambda noise, n=n, rate=rate: UserLevel(PoissonGaussian(rate, noise, parts), n) for n, rate in possible]
 
