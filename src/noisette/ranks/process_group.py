@@ -117,9 +117,7 @@ class Ranks:
         self._shared: BaseException | None = None  # the error that all ranks raise
 
     def key(self) -> SecretKey:
-        secret = torch.zeros(KEY_BYTES, dtype=torch.uint8)
-        if self.rank == 0:
-            secret = torch.frombuffer(bytearray(os.urandom(KEY_BYTES)), dtype=torch.uint8)
+        secret = torch.frombuffer(bytearray(os.urandom(KEY_BYTES)), dtype=torch.uint8)  # that of rank 0 takes its place
         self._meeting("the key", lambda: dist.broadcast(secret, group_src=0, group=self._control))
         return SecretKey(bytes(secret.tolist()))
 
