@@ -227,9 +227,16 @@ class PrivateRun(DpSgd):
             key=key,
             hold_noise=held_noise(bound.model),
         )
-        steps = {"steps": terms.steps, "steps_taken": steps_taken, "steps_lost": steps_lost}
-        rate = event.sampling_rate
-        super().__init__(bound, optimizer, parts, sampling_rate=rate, expected_batch_size=batch_size, **steps)
+        super().__init__(
+            bound,
+            optimizer,
+            parts,
+            sampling_rate=event.sampling_rate,
+            expected_batch_size=batch_size,
+            steps=terms.steps,
+            steps_taken=steps_taken,
+            steps_lost=steps_lost,
+        )
         self.terms, self.accountant, self.ledger, self.extras = terms, accountant, ledger, extras
         self._all_ranks, self._dataset = ranks, dataset
         self._user_numbers = None if by_user is None else by_user.users
@@ -434,16 +441,21 @@ class PrivateRun(DpSgd):
             ranks.check_equal("the checkpoint", lambda: facts)
             place = saved.ledger_near(folder) if ledger is None else ledger
             ledger = ledger_on_ranks(place, ranks, owned, saved.open_ledger)
-            accountant = accountant if accountant is not None else PldAccountant()
-            given: dict[str, Any] = {
-                "accountant": accountant,
-                "ledger": ledger,
-                "users": users,
-                "collate_fn": collate_fn,
-            }
-            given |= {"terms": saved.terms, "steps_taken": saved.steps_taken, "extras": saved.extras}
-            lost = ranks.from_first("the steps lost", lambda: saved.steps_lost(ledger))
-            run = cls.on_ranks(partial(cls, bound, optimizer, dataset, steps_lost=lost, **given), ranks, owned)
+            make = partial(
+                cls,
+                bound,
+                optimizer,
+                dataset,
+                terms=saved.terms,
+                accountant=accountant if accountant is not None else PldAccountant(),
+                ledger=ledger,
+                users=users,
+                collate_fn=collate_fn,
+                steps_taken=saved.steps_taken,
+                steps_lost=ranks.from_first("the steps lost", lambda: saved.steps_lost(ledger)),
+                extras=saved.extras,
+            )
+            run = cls.on_ranks(make, ranks, owned)
         with ExitStack() as undone:
             undone.callback(run._owned.close)
             undone.callback(run.end)
@@ -610,16 +622,18 @@ def privatize(
             return parameters.facts()
 
         with ledger.lock:  # what other threads spend is either calibrated for here, or seen at the first reservation
-            chosen = RunParameters.of(ranks.from_first("the noise of the run", terms))
-            given: dict[str, Any] = {
-                "accountant": accountant,
-                "ledger": ledger,
-                "users": users,
-                "collate_fn": collate_fn,
-            }
-            run = PrivateRun.on_ranks(
-                partial(PrivateRun, bound, optimizer, dataset, terms=chosen, **given), ranks, owned
+            make = partial(
+                PrivateRun,
+                bound,
+                optimizer,
+                dataset,
+                terms=RunParameters.of(ranks.from_first("the noise of the run", terms)),
+                accountant=accountant,
+                ledger=ledger,
+                users=users,
+                collate_fn=collate_fn,
             )
+            run = PrivateRun.on_ranks(make, ranks, owned)
     if noise_multiplier is not None:
         try:
             run.check_budget()
