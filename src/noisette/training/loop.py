@@ -147,7 +147,7 @@ def train(
         )
         if noise_multiplier is not None:
             setup.noise_multiplier = noise_multiplier
-        shared, _ = ledger_on_ranks(ledger if ranks.rank == 0 else None, ranks)
+        shared = ledger_on_ranks(ledger if ranks.rank == 0 else None, ranks, opened)
         with start_run(recipe, setup, data.declared_size, shared, ranks, declaration) as run:
             outcome = Outcome(with_rate(recipe, run), data, setup.published, run, public_weights=setup.public_weights)
             return _Training(setup, outcome, checkpoint, start, points, ranks).finish(on_step)
