@@ -22,10 +22,8 @@ from noisette.errors import count
 
 # Points of a grid at the same distance; then the distance doubles. So it is 1/512 to 1/256 of that to the least number.
 WIDTH = 256
-# The most values of the distribution.
-MOST_VALUES = 8_000
-# Less probability than this would leave the range of floating-point numbers in a product.
-LEAST_TAIL = 1e-200
+MOST_VALUES = 8_000  # of the distribution
+LEAST_TAIL = 1e-200  # less probability would leave the range of floating-point numbers in a product
 
 
 def pass_directions(bins: int, noise_multiplier: float, tail: float) -> Directions:
@@ -44,9 +42,10 @@ def pass_directions(bins: int, noise_multiplier: float, tail: float) -> Directio
     for digit in digits[1:]:
         for other in (total, one) if digit == "1" else (total,):
             total = total.plus(other).without_ends(bins, share)
-    total = total.on_fewer(MOST_VALUES)
-    s = total.values / bins
-    masses = total.masses * (1 + bins * 2.0**-42)  # a product of two sums has the errors of both, and 2^-43 of its own
+    points = np.append(total.values[:: math.ceil(len(total.values) / MOST_VALUES)], 2 * total.values[-1])
+    masses = _split(total.values, total.masses, points)
+    s, masses = points[masses > 0] / bins, masses[masses > 0]
+    masses *= 1 + bins * 2.0**-42  # a product of two sums has the errors of both, and 2^-43 of its own
     error = 2 * error + sums * 2.0**-48
     return Directions(
         LossDistribution(error - np.log(s[::-1]), masses[::-1], 2 * sums * share),
@@ -111,10 +110,9 @@ class _Sum(NamedTuple):
         return _Sum(self.batches + other.batches, start + second + _points(unit, rows), found.ravel())
 
     def without_ends(self, bins: int, share: float) -> _Sum:
-        """The sum with nearly impossible values moved inwards.
+        """The sum with values moved inwards that a pass, of ``bins / batches`` such sums, hardly has.
 
-        Of a pass, with ``bins / batches`` such sums, small values without the record have at most this probability, and
-        so have large ones with the record.
+        Small ones have at most this probability without the record, and large ones with it.
         """
         often = bins / self.batches
         below = np.cumsum(self.masses * often)
@@ -126,12 +124,6 @@ class _Sum(NamedTuple):
         masses[last] += masses[last + 1 :].sum()
         kept = first + np.flatnonzero(masses[first : last + 1])
         return _Sum(self.batches, self.values[kept], masses[kept])
-
-    def on_fewer(self, most: int) -> _Sum:
-        """The sum on at most about so many of its values."""
-        points = np.append(self.values[:: math.ceil(len(self.values) / most)], 2 * self.values[-1])
-        masses = _split(self.values, self.masses, points)
-        return _Sum(self.batches, points[masses > 0], masses[masses > 0])
 
     def _rows(self, unit: float) -> tuple[float, np.ndarray]:
         """The least value, and the probabilities on the points of the grid above it, one row for each distance."""

@@ -19,24 +19,18 @@ from noisette.accounting.ledger import Ledger, RecordedRun, declared
 from noisette.errors import PrivacyError
 
 
-def check_numbers(
-    *,
-    expected_batch_size: float,
-    epsilon: float | None,
-    noise_multiplier: float | None,
-    delta: float | None,
-    **plan: float | None,
-) -> None:
+def check_numbers(*, expected_batch_size: float, **declared: float | None) -> None:
     """Check that every declared number is in its range, and that alternatives are not given together: all at once.
 
-    ``plan`` are the sampling rate, steps, public size and epochs, or ``None``.
+    They are those of :func:`noisette.privatize`, ``None`` where not given.
     """
+    budget = (declared[name] for name in ("epsilon", "noise_multiplier", "delta"))
+    pairs = ("sampling_rate", "public_size"), ("steps", "epochs")
     checks.all_of(
-        partial(_check_budget_is_complete, epsilon, noise_multiplier, delta),
-        partial(checks.exactly_one, sampling_rate=plan["sampling_rate"], public_size=plan["public_size"]),
-        partial(checks.exactly_one, steps=plan["steps"], epochs=plan["epochs"]),
+        partial(_check_budget_is_complete, *budget),
+        *(partial(checks.exactly_one, **{name: declared[name] for name in pair}) for pair in pairs),
         partial(checks.positive, expected_batch_size=expected_batch_size),
-        partial(check_ranges, **plan, epsilon=epsilon, noise_multiplier=noise_multiplier, delta=delta),
+        partial(check_ranges, **declared),
     )
 
 
@@ -81,9 +75,8 @@ class RunParameters:
         """The events in a ledger that are not of this run, with how often each happens."""
         beside: Counter[Event] = Counter()
         for series, times in ledger.paid.items():
-            if series.run != self.run:
-                beside[series.event] += times
-        return dict(beside)
+            beside[series.event] += times * (series.run != self.run)
+        return dict(+beside)
 
     def facts(self) -> dict[str, Any]:
         return vars(self) | {"event": facts_of(self.event)}
@@ -173,7 +166,6 @@ class PrivacyBudget:
             return
         if problem := self._excess(steps):
             raise PrivacyError(
-                f"{problem}, beyond the budget of {budget:g}: the noise is too small for so "
-                "many steps, or other releases were made meanwhile. Take fewer steps, more noise or a larger budget: "
-                + SEE_PLAN
+                f"{problem}, beyond the budget of {budget:g}: the noise is too small for so many steps, or other "
+                f"releases were made meanwhile. Take fewer steps, more noise or a larger budget: {SEE_PLAN}"
             )

@@ -19,8 +19,7 @@ from noisette.errors import all_of, count, open_fraction, positive, probability
 # search is over integers, as for steps.
 RATIO = 1 + 1e-3 / 4
 TENTH = int(math.log(1.1) / math.log(RATIO))
-# The limits of the searches, far beyond any real run.
-LEAST_RATE, MOST_STEPS = 1e-12, 10**9
+LEAST_RATE, MOST_STEPS = 1e-12, 10**9  # the limits of the searches, far beyond any real run
 
 # The way out of a budget that does not allow what was asked for.
 SEE_PLAN = "`noisette plan --size N --epsilon E --delta D` lists the batches, epochs and noise that a budget allows"
@@ -28,18 +27,9 @@ SEE_PLAN = "`noisette plan --size N --epsilon E --delta D` lists the batches, ep
 NO_EVENTS: Events = MappingProxyType({})
 
 _RANGES: dict[str, Callable[..., None]] = {
-    "epsilon": positive,
-    "delta": open_fraction,
-    "sampling_rate": probability,
-    "noise_multiplier": positive,
-    "steps": count,
-    "epochs": positive,
-    "expected_batch_size": positive,
-    "batch_size": count,
-    "size": count,
-    "public_size": count,
-    "bands": count,
-    "group_size": count,
+    **dict.fromkeys(("epsilon", "noise_multiplier", "epochs", "expected_batch_size"), positive),
+    **dict.fromkeys(("steps", "batch_size", "size", "public_size", "bands", "group_size"), count),
+    **{"delta": open_fraction, "sampling_rate": probability},
 }
 
 
@@ -58,8 +48,7 @@ def with_releases(prior_events: Events, event: Event, times: int) -> Events:
 class Budget:
     """A budget of epsilon at a delta, the accountant that computes the cost, and prior events that it covers.
 
-    Without one it is :class:`PldAccountant`, or with prior events the one that holds whatever was chosen by their
-    results.
+    Without one it is :class:`PldAccountant`, or with prior events the one that holds whatever their results chose.
     """
 
     epsilon: float
@@ -126,11 +115,7 @@ class Budget:
         return within
 
     def least_noise(self, run: Callable[[float], Events], *, sampling_rate: float, steps: int) -> float:
-        """The least noise multiplier of a geometric grid with which a run, of the events of ``run``, keeps the budget.
-
-        Raises:
-            ValueError: none does.
-        """
+        """The least noise of the grid with which a run, of the events of ``run``, keeps the budget; or an error."""
         count(steps=steps)
         size = 1 + _places(MOST_NOISE)
 
@@ -138,8 +123,7 @@ class Budget:
             return LEAST_NOISE * RATIO ** (size - place)
 
         distance = self._remaining_distance / max(sampling_rate, LEAST_RATE)
-        guess = min(max(1 / math.sqrt(math.log1p(distance**2 / steps)), LEAST_NOISE), MOST_NOISE)
-        first = size - _places(guess)
+        first = size - _places(_resolved(1 / math.sqrt(math.log1p(distance**2 / steps))))
         place = self._last_within(lambda place: run(with_noise(place)), most=size, guess=first, stride=TENTH)
         if place:
             return with_noise(place)
@@ -171,8 +155,11 @@ def _distance(epsilon: float, delta: float) -> float:
 
 def _divergence(sampling_rate: float, noise_multiplier: float) -> float:
     """Chi-square divergence of one release: its share of the squared distance of many small ones together."""
-    noise = min(max(noise_multiplier, LEAST_NOISE), MOST_NOISE)
-    return max(sampling_rate, LEAST_RATE) ** 2 * math.expm1(min(noise**-2, 700.0))
+    return max(sampling_rate, LEAST_RATE) ** 2 * math.expm1(min(_resolved(noise_multiplier) ** -2, 700.0))
+
+
+def _resolved(noise_multiplier: float) -> float:
+    return min(max(noise_multiplier, LEAST_NOISE), MOST_NOISE)
 
 
 def noise_multiplier_for(
@@ -218,13 +205,11 @@ def least_noise(
     prior_events: Events = NO_EVENTS,
 ) -> float:
     """As :func:`noise_multiplier_for`, for a step's ``release`` of any kind with this noise multiplier."""
-    budget = Budget(epsilon, delta, accountant, prior_events)
-    rate = release(MOST_NOISE).sampling_rate
-
-    def run(noise: float) -> Events:
-        return with_releases(prior_events, release(noise), steps)
-
-    return budget.least_noise(run, sampling_rate=rate, steps=steps)
+    return Budget(epsilon, delta, accountant, prior_events).least_noise(
+        lambda noise: with_releases(prior_events, release(noise), steps),
+        sampling_rate=release(MOST_NOISE).sampling_rate,
+        steps=steps,
+    )
 
 
 def least_noisy(
@@ -356,7 +341,7 @@ def recommended(settings: Sequence[Setting]) -> Setting:
     """
     enough = [setting for setting in settings if setting.steps >= LEAST_STEPS] or list(settings)
     most = max(setting.signal for setting in enough)
-    near = [setting for setting in enough if setting.signal >= NEARLY * most]
+    near = (setting for setting in enough if setting.signal >= NEARLY * most)
     return min(near, key=lambda setting: (setting.epochs, -setting.signal))
 
 

@@ -13,14 +13,10 @@ from noisette.accounting.events import Event, Events, OfSeveral, Sampled
 from noisette.accounting.interface import composed_events, resolved_noise, unsupported
 from noisette.errors import not_negative, open_fraction
 
-# The relative error that rounding can cause in a value of erfcx or ndtr: sixteen units in the last place.
-ROUNDING = 2.0**-48
-
+ROUNDING = 2.0**-48  # relative, of a value of erfcx or ndtr: sixteen units in the last place
 # Below this distance of the means delta is an integral by Simpson's rule, which exceeds it by a factor of 1 + mu^4/340.
 NARROW = 1e-2
-
-# Beyond this threshold, in standard deviations, delta is below every floating-point number.
-FARTHEST = 1e3
+FARTHEST = 1e3  # standard deviations: beyond this threshold delta is below every floating-point number
 
 
 @dataclass(frozen=True)
@@ -38,10 +34,8 @@ class GdpCurve:
             return 0.0
         # Bisection: delta(low) > delta >= delta(high). At high, Phi(mu/2 - high/mu) = Phi(-sqrt(-2 ln delta)) < delta.
         low, high = 0.0, self.mu * (self.mu / 2 + math.sqrt(-2 * aim)) * (1 + ROUNDING)
-        while high - low > 1e-14 * high:
+        while high - low > max(1e-14 * high, 1e-300):
             middle = (low + high) / 2
-            if not low < middle < high:
-                break
             low, high = (low, middle) if self._log_delta(middle) <= aim else (middle, high)
         return high
 
@@ -109,4 +103,4 @@ class GdpAccountant:
         if not isinstance(release, Sampled) or release.sampling_rate < 1:
             raise unsupported(event, self.name)
         with np.errstate(divide="ignore"):
-            return float(np.divide(records, resolved_noise(release)))
+            return float(np.divide(records, resolved_noise(release.noise_multiplier)))

@@ -235,10 +235,8 @@ class ReplacedPoissonGaussian(Event):
 class TruncatedPoissonGaussian(Event):
     """One release: a sum over a Poisson batch of at most a fixed size, plus Gaussian noise.
 
-    A Poisson batch with more than ``largest_batch`` records is replaced by as many of them, drawn at random.
-
-    The noise multiplier is in units of the clipping norm. ``most_records`` is the most records that the data set may
-    have: public, and declared.
+    A Poisson batch with more than ``largest_batch`` records is replaced by as many of them, drawn at random. The noise
+    multiplier is in units of the clipping norm. ``most_records`` is the declared, public limit of the data set.
     """
 
     sampling_rate: float
@@ -342,11 +340,7 @@ class OfSeveral(Event):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class GroupPrivacy(OfSeveral):
-    """Another event, with the guarantee for a whole group of ``records`` that is added or removed at once.
-
-    >>> GroupPrivacy(PoissonGaussian(0.01, 4.0), records=3).relation
-    'add or remove a group of 3 records'
-    """
+    """Another event, with the guarantee for a whole group of ``records`` that is added or removed at once."""
 
     mechanism: ClassVar[str] = "seen by a group"
 
@@ -437,9 +431,6 @@ class RepeatAndSelect(Event):
     the expected number of runs, at least 1.
 
     Source: Papernot and Steinke 2022, "Hyperparameter Tuning with Rényi Differential Privacy".
-
-    >>> RepeatAndSelect(run=((PoissonGaussian(0.01, 4.0), 1000),), mean=10.0, shape=1.0).relation
-    'add or remove one record'
     """
 
     run: tuple[tuple[Sampled, int], ...]
@@ -460,23 +451,10 @@ class RepeatAndSelect(Event):
         return self.run[0][0].neighbouring
 
 
-Supported: TypeAlias = (
-    Gaussian
-    | PoissonGaussian
-    | FixedSizeGaussian
-    | ReplacedPoissonGaussian
-    | TruncatedPoissonGaussian
-    | BallsInBinsGaussian
-    | GroupPrivacy
-    | UserLevel
-    | RepeatAndSelect
-    | Laplace
-    | DiscreteGaussian
-    | ZcdpAmount
-    | DpAmount
-)
+_OfBatches: TypeAlias = FixedSizeGaussian | ReplacedPoissonGaussian | TruncatedPoissonGaussian | BallsInBinsGaussian
+_Others: TypeAlias = GroupPrivacy | UserLevel | RepeatAndSelect | Laplace | DiscreteGaussian | ZcdpAmount | DpAmount
+Supported: TypeAlias = Sampled | _OfBatches | _Others
 """The events that accountants compose. Rounds of banded steps become Poisson batches before."""
-
 
 MOST_AMOUNT = 1e9  # an epsilon or a rho beyond this counts as infinite
 
@@ -484,11 +462,7 @@ _EVENTS: dict[str, type[Event]] = {event.mechanism: event for event in (*get_arg
 
 
 def facts_of(event: Event) -> dict[str, Any]:
-    """The plain values that a ledger stores of an event: its mechanism and relation, and all its parameters.
-
-    >>> facts_of(PoissonGaussian(0.01, 4.0))["mechanism"]
-    'Poisson Gaussian'
-    """
+    """The plain values that a ledger stores of an event: its mechanism and relation, and all its parameters."""
     if not isinstance(event, tuple(_EVENTS.values())):
         raise TypeError(f"expected an event of this package, got {event!r}")
     stored = {name: _PARAMETERS[name].to_plain(value) for name, value in event.parameters().items()}
@@ -496,10 +470,7 @@ def facts_of(event: Event) -> dict[str, Any]:
 
 
 def event_of(facts: Mapping[str, Any]) -> Event:
-    """The event that these facts were written from.
-
-    Raises:
-        KeyError, TypeError, ValueError: they do not describe an event.
+    """The event that these facts were written from; or a ``KeyError``, ``TypeError`` or ``ValueError``.
 
     >>> event_of(facts_of(PoissonGaussian(0.01, 4.0)))
     PoissonGaussian(sampling_rate=0.01, noise_multiplier=4.0)
@@ -545,12 +516,11 @@ def _releases(*, run: tuple[tuple[Event, int], ...]) -> None:
         count(times=times)
 
 
+_COUNTS = ("batch_size", "size", "largest_batch", "most_records", "bins", "bands", "records")
 _PARAMETERS = {
     "sampling_rate": _Parameter(probability, float),
     "noise_multiplier": _Parameter(positive, float),
-    **dict.fromkeys(
-        ("batch_size", "size", "largest_batch", "most_records", "bins", "bands", "records"), _Parameter(count)
-    ),
+    **dict.fromkeys(_COUNTS, _Parameter(count)),
     **dict.fromkeys(("mean", "rho"), _Parameter(positive, float)),
     "epsilon": _Parameter(not_negative, float),
     "delta": _Parameter(below_one, float),

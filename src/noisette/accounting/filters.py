@@ -44,21 +44,8 @@ from functools import cache, cached_property
 
 import numpy as np
 
-from noisette.accounting.events import (
-    MOST_AMOUNT,
-    Declaration,
-    DiscreteGaussian,
-    DpAmount,
-    Event,
-    Events,
-    Gaussian,
-    GroupPrivacy,
-    Laplace,
-    Neighbouring,
-    PoissonGaussian,
-    UserLevel,
-    ZcdpAmount,
-)
+from noisette.accounting import events as kinds
+from noisette.accounting.events import MOST_AMOUNT, Declaration, Event, Events, Neighbouring
 from noisette.accounting.interface import Accountant, PrivacyCurve, composed_events
 from noisette.accounting.pld import least_epsilon
 from noisette.accounting.rdp import RdpAccountant, RdpCurve, conversion
@@ -71,7 +58,7 @@ ODOMETER_ORDERS = (1.5, 2, 3, 4, 5, 7, 10, 14, 20, 28, 40, 56, 80, 112, 160, 256
 
 def _divergences(events: Events, orders: tuple[float, ...]) -> np.ndarray:
     for event in composed_events(events):
-        if isinstance(event, DpAmount) and event.delta > 0:
+        if isinstance(event, kinds.DpAmount) and event.delta > 0:
             raise UnsupportedEventError(
                 f"{event} has no Rényi divergences, so no bound holds where later releases are chosen by the results "
                 "of earlier ones. Declare everything together before the first release, with one name as declaration=, "
@@ -89,9 +76,7 @@ class RenyiFilter:
     Source: Feldman and Zrnic 2021, "Individual Privacy Accounting via a Rényi Filter"; Lécuyer 2021, "Practical Privacy
     Filters and Odometers with Rényi Differential Privacy"; for several orders, the proof above.
 
-    >>> from noisette.accounting.events import Gaussian
-    >>> events = {Gaussian(noise_multiplier=4.0): 4}
-    >>> round(RenyiFilter(2.5, 1e-5).compose(events).epsilon(delta=1e-5), 2)
+    >>> round(RenyiFilter(2.5, 1e-5).compose({kinds.Gaussian(noise_multiplier=4.0): 4}).epsilon(delta=1e-5), 2)
     2.2
     """
 
@@ -106,17 +91,12 @@ class RenyiFilter:
 
     @cached_property
     def orders(self) -> tuple[float, ...]:
-        """The best order of a Gaussian mechanism that spends the budget, half of it, and twice of it.
-
-        It allows the most divergence over order.
-        """
-        logs = np.full(len(_CANDIDATES), math.log(_SHARES[0] * self.budget_delta))
-        allowed = (self.budget - conversion(_CANDIDATES, logs)) / _CANDIDATES
-        best = float(_CANDIDATES[np.argmax(allowed)])
+        """The order at which the budget allows most divergence over order (Gaussian noise), half of it, and twice."""
+        added = conversion(_CANDIDATES, np.array(math.log(_SHARES[0] * self.budget_delta)))
+        best = float(_CANDIDATES[np.argmax((self.budget - added) / _CANDIDATES)])
         return tuple(round(order) if order > 8 else round(order, 1) for order in (best, max(best / 2, 1.1), 2 * best))
 
     def compose(self, events: Events) -> RdpCurve:
-        """The curve of all releases together; an ``UnsupportedEventError`` if one has no Rényi divergences."""
         return RdpCurve(np.array(self.orders), _divergences(events, self.orders), True, np.array(_SHARES))
 
     def problem_of_plans(self, declarations: Sequence[Declaration]) -> str:
@@ -140,8 +120,7 @@ class RenyiOdometer:
     times at once.
     Source: Lécuyer 2021, "Practical Privacy Filters and Odometers with Rényi Differential Privacy"; the proof above.
 
-    >>> from noisette.accounting.events import Gaussian
-    >>> round(RenyiOdometer().compose({Gaussian(noise_multiplier=4.0): 4}).epsilon(delta=1e-5), 2)
+    >>> round(RenyiOdometer().compose({kinds.Gaussian(noise_multiplier=4.0): 4}).epsilon(delta=1e-5), 2)
     2.84
     """
 
@@ -178,10 +157,7 @@ def accountant_beside(
 
 def all_events(declarations: Sequence[Declaration]) -> Events:
     """The releases of all declarations together."""
-    total: Counter[Event] = Counter()
-    for each in declarations:
-        total.update(each.events)
-    return total
+    return sum((Counter(each.events) for each in declarations), Counter[Event]())
 
 
 def odometer_epsilon(declarations: Sequence[Declaration], *, delta: float) -> float:
@@ -199,31 +175,30 @@ def for_several(event: Event, number: int, neighbouring: Neighbouring) -> Event 
 
     Source: Dwork and Roth 2014, Theorem 2.2; for zCDP Bun and Steinke 2016, Proposition 1.9.
 
-    >>> for_several(ZcdpAmount(0.1), 2, Neighbouring.ADD_OR_REMOVE_USER)
+    >>> for_several(kinds.ZcdpAmount(0.1), 2, Neighbouring.ADD_OR_REMOVE_USER)
     ZcdpAmount(rho=0.4, neighbouring=add or remove all records of one user)
     """
     match event:
-        case Gaussian() | Laplace():
+        case kinds.Gaussian() | kinds.Laplace():
             noise = max(event.noise_multiplier / number, 1 / MOST_AMOUNT)
             return replace(event, noise_multiplier=noise, neighbouring=neighbouring)
-        case DiscreteGaussian():
+        case kinds.DiscreteGaussian():
             distance = number / event.noise_multiplier
             rho = min(distance * distance / 2, MOST_AMOUNT)
-            return ZcdpAmount(rho, event.mechanism, neighbouring=neighbouring)
-        case ZcdpAmount():
+            return kinds.ZcdpAmount(rho, event.mechanism, neighbouring=neighbouring)
+        case kinds.ZcdpAmount():
             return replace(event, rho=min(event.rho * number**2, MOST_AMOUNT), neighbouring=neighbouring)
-        case DpAmount():
-            epsilon, delta = event.epsilon * number, event.delta * several_deltas(event.epsilon, number)
-            epsilon, delta = min(epsilon, MOST_AMOUNT), min(delta, 1 - 2**-53)
+        case kinds.DpAmount():
+            epsilon = min(event.epsilon * number, MOST_AMOUNT)
+            delta = min(event.delta * several_deltas(event.epsilon, number), 1 - 2**-53)
             return replace(event, epsilon=epsilon, delta=delta, neighbouring=neighbouring)
-        case UserLevel():
+        case kinds.UserLevel():
             return replace(event, records=event.records * number, neighbouring=neighbouring)
-        case PoissonGaussian() if neighbouring.unit == "user":
-            return UserLevel(event, number, neighbouring=neighbouring)
-        case PoissonGaussian():
-            return GroupPrivacy(event, number)
-        case _:
-            return None
+        case kinds.PoissonGaussian() if neighbouring.unit == "user":
+            return kinds.UserLevel(event, number, neighbouring=neighbouring)
+        case kinds.PoissonGaussian():
+            return kinds.GroupPrivacy(event, number)
+    return None
 
 
 def several_deltas(epsilon: float, number: int) -> float:
@@ -250,11 +225,7 @@ class SeveralCurve:
 
     def epsilon(self, *, delta: float) -> float:
         """Epsilon at this delta; ``inf`` above 64, which would be no guarantee."""
-
-        @cache
-        def at(epsilon: float) -> float:
-            return self.delta(epsilon=epsilon)
-
+        at = cache(lambda epsilon: self.delta(epsilon=epsilon))
         is_finite = any(at(2.0**power) <= delta for power in range(7))
         return least_epsilon(at, delta, 1e-4) if is_finite else math.inf
 
@@ -293,9 +264,7 @@ def curve_for(events: Events, accountant: Accountant, number: int, neighbouring:
 
 def check_one_relation(events: Events) -> None:
     """Check that the releases of a ledger have one neighbouring relation, or say what they promise for which."""
-    relations = Counter[Neighbouring]()
-    for event, times in events.items():
-        relations[event.neighbouring] += times
+    relations = sum((Counter({event.neighbouring: times}) for event, times in events.items()), Counter[Neighbouring]())
     if len(relations) < 2:
         return
     promise = "they promise nothing together: keep a ledger for each"

@@ -16,20 +16,10 @@ from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, Protocol, Self
 from weakref import WeakSet
 
+from noisette.accounting import ledger_file
 from noisette.accounting.events import Declaration, Event, StepRelease, check_events, in_whole_rounds
 from noisette.accounting.ledger_file import LEDGER_FILE as LEDGER_FILE
-from noisette.accounting.ledger_file import (
-    End,
-    Entry,
-    Kind,
-    LedgerFile,
-    Series,
-    Tail,
-    check_whole_rounds,
-    contents,
-    repair,
-    sealed_entries,
-)
+from noisette.accounting.ledger_file import End, Entry, Kind, LedgerFile, Series, Tail, check_whole_rounds
 from noisette.errors import PrivacyError, count
 
 
@@ -64,10 +54,8 @@ class Tally(NamedTuple):
         """The tally after a line of this kind; a ``ValueError`` if more would be committed than were reserved."""
         tally = self.with_all(Tally(*(steps * (kind is of) for of in Kind)))
         if tally.committed + tally.given_back > tally.reserved:
-            raise ValueError(
-                f"{tally.committed} steps committed and {tally.given_back} given back are more than the "
-                f"{tally.reserved} reserved"
-            )
+            done = f"{tally.committed} steps committed and {tally.given_back} given back"
+            raise ValueError(f"{done} are more than the {tally.reserved} reserved")
         return tally
 
 
@@ -75,8 +63,7 @@ class Tally(NamedTuple):
 class RecordedRun:
     """The name under which one object reserves steps, so that it commits and gives back its own alone.
 
-    The id stands in each line of the run, also after it was resumed by another process. For the rest see
-    :class:`Series`.
+    The id stands in each line of the run, also after it was resumed elsewhere. For the rest see :class:`Series`.
     """
 
     id: str = field(default_factory=lambda: secrets.token_hex(8))
@@ -100,7 +87,7 @@ def declared(paid: Iterable[tuple[Series, int]]) -> list[Declaration]:
         events, plan = found.setdefault((name,) if name else (run, event), (Counter(), Counter()))
         events[event] += times
         plan[event] += max(times, planned)
-    return [Declaration(name, events, plan) for name, (events, plan) in found.items()]
+    return [Declaration(name, *both) for name, both in found.items()]
 
 
 class Ledger:
@@ -168,9 +155,8 @@ class Ledger:
         return as_html("Ledger", self._shown())
 
     def _shown(self) -> dict[str, object]:
-        releases = [f"{times} x {event!r}" for event, times in self.events.items()]
-        kept = "in memory" if self.path is None else str(self.path.name)
-        return {"data set": self.dataset, "releases": "; ".join(releases) or "none", "kept": kept}
+        releases = "; ".join(f"{times} x {event!r}" for event, times in self.events.items()) or "none"
+        return {"data set": self.dataset, "releases": releases, "kept": self.path.name if self.path else "in memory"}
 
     @classmethod
     def read(cls, path: Path | str) -> Self:
@@ -181,9 +167,9 @@ class Ledger:
         """
         path = Path(path)
         damage = ValueError(f"{path} cannot be read")
-        for content in contents(path):
+        for content in ledger_file.contents(path):
             try:
-                first = next(sealed_entries(content, path), None)
+                first = next(ledger_file.sealed_entries(content, path), None)
                 ledger = cls(dataset=first[0].dataset) if first else cls()
                 ledger.path = path
                 ledger._replay(content, path)
@@ -205,7 +191,7 @@ class Ledger:
         with self._lock:
             self._tallies = Ledger.mirror(self.dataset, totals)._tallies
 
-    repair = staticmethod(repair)
+    repair = staticmethod(ledger_file.repair)
 
     @property
     def head(self) -> str:
@@ -227,11 +213,11 @@ class Ledger:
     @property
     def tallies(self) -> Mapping[Event, Tally]:
         """The counts of each event in the ledger, also of one that was given back."""
-        tallies: dict[Event, Tally] = {}
+        tallies: defaultdict[Event, Tally] = defaultdict(Tally)
         with self._lock:
             for series, tally in self._tallies.items():
-                tallies[series.event] = tallies.get(series.event, Tally()).with_all(tally)
-        return tallies
+                tallies[series.event] = tallies[series.event].with_all(tally)
+        return dict(tallies)
 
     @property
     def paid(self) -> Mapping[Series, int]:
@@ -270,8 +256,7 @@ class Ledger:
         Steps with correlated noise are reserved in whole rounds, so that those of several runs add up. Where several
         runs share the ledger, ``run`` says whose steps they are, here and below.
         """
-        if type(steps) is not int or steps < 1:
-            count(steps=steps)
+        count(steps=steps)
         run = run or self._unnamed
         with self._lock:
             self._spend(Kind.RESERVE, event, steps, run)
@@ -312,15 +297,10 @@ class Ledger:
         with self._lock:
             steps = self._unused[run]
             unused = [known for known, left in steps.items() if left and event in (None, known)]
-            if not unused:
-                raise PrivacyError(
-                    "commit() found no reserved step; call reserve(event, steps) before the batch is drawn"
-                )
-            if len(unused) > 1:
-                raise PrivacyError(
-                    f"commit() found reserved steps of {len(unused)} events; name the one that is released: "
-                    "commit(event)"
-                )
+            if len(unused) != 1:
+                found = f"reserved steps of {len(unused)} events; name the one that is released: commit(event)"
+                none = "no reserved step; call reserve(event, steps) before the batch is drawn"
+                raise PrivacyError(f"commit() found {found if unused else none}")
             steps[unused[0]] -= 1  # first: a step whose line fails below must not count as unused
             self._append(Kind.COMMIT, unused[0], 1, run, durable=False)
 
@@ -373,8 +353,7 @@ class Ledger:
                     "neighbouring=Neighbouring.ADD_OR_REMOVE_USER (--per user), or take another ledger; a charge is "
                     "recorded as it is with other_neighbours=True (--per record)"
                 )
-        if steps % event.round_length:
-            check_whole_rounds(event, steps)
+        check_whole_rounds(event, steps)
         if self._file is not None and self._tail.is_long:
             self.shorten()
         self._append(kind, event, steps, run, durable=True)
@@ -385,9 +364,7 @@ class Ledger:
 
     def _append(self, kind: Kind, event: Event, steps: int, run: RecordedRun, *, durable: bool) -> None:
         if os.getpid() != self._owner:
-            raise PrivacyError(
-                f"the ledger belongs to process {self._owner}, from which this one was forked; use it there"
-            )
+            raise PrivacyError(f"the ledger belongs to process {self._owner}, from which this was forked; use it there")
         entry, end = Entry(kind, self.dataset, run.series(event), steps), self._end
         if self._file is not None:
             line, end = entry.line(end)
@@ -407,7 +384,7 @@ class Ledger:
         self._end = end
 
     def _replay(self, content: bytes, path: Path) -> None:
-        for entry, end in sealed_entries(content, path):
+        for entry, end in ledger_file.sealed_entries(content, path):
             if entry.dataset != self.dataset:
                 raise ValueError(
                     f"{path} is the ledger of data set {entry.dataset!r}, not of {self.dataset!r}; choose another "

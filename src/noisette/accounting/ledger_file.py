@@ -121,8 +121,7 @@ def sealed_entries(content: bytes, path: Path) -> Iterator[tuple[Entry, End]]:
     """Each entry of a ledger's content, with the end after it; a ``ValueError`` names the first line that is none."""
     end, written = End(), _written(content, path)
     while end.size < len(written):
-        found = _entry_after(end, written)
-        if found is None:
+        if (found := _entry_after(end, written)) is None:
             raise _problem(end, written, path)
         yield found
         end = found[1]
@@ -141,9 +140,7 @@ def repaired(content: bytes, path: Path) -> bytes:
     """
     written = _written(content, path)
     whole = written[: written.rfind(b"\n") + 1]
-    end = End()
-    for _, end in sealed_entries(whole, path):  # noqa: B007 - the last end is used
-        pass
+    _, end = [(None, End()), *sealed_entries(whole, path)][-1]
     if _entry_after(end, written + b"\n"):
         return written + b"\n"
     if whole == written or _is_beginning(end, written):
@@ -154,8 +151,7 @@ def repaired(content: bytes, path: Path) -> bytes:
 def _written(content: bytes, path: Path) -> bytes:
     """The content without zero bytes at its end, of which one line at most was never written.
 
-    The first line is on the disk before anything is released; in a longer file of zeros, lines that counted have been
-    lost.
+    The first line is on the disk before anything is released; a longer file of zeros has lost lines that counted.
     """
     written = content.rstrip(b"\0")
     if not written and len(content) >= _LONGEST_LINE:
@@ -165,7 +161,7 @@ def _written(content: bytes, path: Path) -> bytes:
 
 def _entry_after(end: End, content: bytes) -> tuple[Entry, End] | None:
     """The entry of the line after this end and the new end; ``None`` where the line is not as it was written."""
-    line = content[end.size : content.find(b"\n", end.size) + 1]
+    line = _line_after(end, content)
     try:
         entry = Entry.parse(line)
     except _NO_ENTRY:
@@ -195,19 +191,20 @@ def _problem(end: End, content: bytes, path: Path) -> ValueError:
     if _entry_after(end, content + b"\n") or _is_beginning(end, content):
         return _cut_off(end, path, "this last line was cut off, as by a crash")
     if _is_of_a_newer_version(end, content):
-        return ValueError(
-            f"{path}, line {end.lines + 1}: this line was written by a newer version of noisette. Update noisette to "
-            "read this ledger"
-        )
+        newer = "this line was written by a newer version of noisette. Update noisette to read this ledger"
+        return ValueError(f"{path}, line {end.lines + 1}: {newer}")
     if b'"digest": "' not in content:
         return ValueError(f"{path} is not a ledger; give the folder of a run, or the {LEDGER_FILE} in it")
     return _altered(end, path)
 
 
+def _line_after(end: End, content: bytes) -> bytes:
+    return content[end.size : content.find(b"\n", end.size) + 1]
+
+
 def _is_of_a_newer_version(end: End, content: bytes) -> bool:
     """Whether the line after this end is sealed by its digest and has a version above that of this code."""
-    line = content[end.size : content.find(b"\n", end.size) + 1]
-    sealed, _, rest = line.rpartition(b', "digest": "')
+    sealed, _, rest = _line_after(end, content).rpartition(b', "digest": "')
     if rest != hashlib.sha256(sealed + b"}").hexdigest().encode() + b'"}\n':
         return False
     version = json.loads(sealed + b"}").get("version")

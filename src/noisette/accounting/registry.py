@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from noisette.accounting.closed_forms import GdpAccountant
-from noisette.accounting.interface import RegisteredAccountant
 from noisette.accounting.pld import PldAccountant
 from noisette.accounting.rdp import MomentsAccountant, RdpAccountant
 
@@ -32,5 +31,4 @@ def described(table: Mapping[str, Entry]) -> str:
     return "; ".join(f"{name}: {entry.description}" for name, entry in table.items())
 
 
-_REGISTERED: tuple[RegisteredAccountant, ...] = (PldAccountant(), RdpAccountant(), MomentsAccountant(), GdpAccountant())
-ACCOUNTANTS = {accountant.name: accountant for accountant in _REGISTERED}
+ACCOUNTANTS = {each.name: each for each in (PldAccountant(), RdpAccountant(), MomentsAccountant(), GdpAccountant())}

@@ -39,7 +39,6 @@ class NumberOfRuns:
 
     Guarantee: the mean of the distribution that is drawn from is at most ``mean``, by less than one part in 1e50, so
     that it costs no more than the event in the ledger.
-
     Source: Papernot and Steinke 2022, Definition 1.
 
     >>> [round(NumberOfRuns(mean=4.0, shape=1.0).probability(k), 4) for k in (0, 1, 2)]
@@ -196,17 +195,16 @@ def least_noise_search(
     accountant = accountant or RdpAccountant()
     budget = Budget(epsilon, delta, accountant, NO_EVENTS)
     for chosen in SHAPES if shape is None else (shape,):
+
+        def events(noise: float, shape: float = chosen) -> Events:
+            return {**prior_events, search(noise, shape): 1}
+
         try:
-            noise = budget.least_noise(
-                lambda noise, shape=chosen: {**prior_events, search(noise, shape): 1},
-                sampling_rate=sampling_rate,
-                steps=steps,
-            )
+            noise = budget.least_noise(events, sampling_rate=sampling_rate, steps=steps)
         except ValueError as refusal:
             refusals.append(str(refusal))
             continue
-        event = search(noise, chosen)
-        plans.append(SearchPlan(event, accountant.compose({**prior_events, event: 1}).epsilon(delta=delta), delta))
+        plans.append(SearchPlan(search(noise, chosen), accountant.compose(events(noise)).epsilon(delta=delta), delta))
     if not plans:
         raise ValueError(f"no search of mean={mean} keeps the budget: {refusals[0]}")
     return min(plans, key=lambda plan: plan.noise_multiplier)

@@ -17,19 +17,8 @@ import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
-from noisette.core.noise import (
-    LEVELS,
-    MASK,
-    QUARTER_TURN,
-    RARE,
-    RARE_BITS,
-    RARE_PURPOSE,
-    SINGLE,
-    TWO_LN_2,
-    WORDS,
-    Part,
-    SecretKey,
-)
+from noisette.core import noise as formula
+from noisette.core.noise import SINGLE, Part, SecretKey
 from noisette.noise import device as device_noise
 
 # Functions of the kernel are in Triton's language, which only looks like Python: tuples grow while a loop is unrolled.
@@ -41,9 +30,9 @@ _TILES = 16  # of one program: 128 lanes of 32 values, one for each thread of fo
 
 _L0, _L1, _L2, _L3, _L4 = [tl.constexpr(c) for c in SINGLE.logarithm]
 _S0, _S1, _S2, _S3, _S4 = [tl.constexpr(c) for c in SINGLE.sine]
-_MASK, _TOP, _QUARTER = tl.constexpr(MASK), tl.constexpr(SINGLE.top), tl.constexpr(QUARTER_TURN)
-_RARE, _RARE_BITS, _LEVELS = tl.constexpr(RARE), tl.constexpr(RARE_BITS), tl.constexpr(LEVELS)
-_LN = tl.constexpr(TWO_LN_2)
+_MASK, _TOP, _QUARTER = tl.constexpr(formula.MASK), tl.constexpr(SINGLE.top), tl.constexpr(formula.QUARTER_TURN)
+_RARE, _RARE_BITS = tl.constexpr(formula.RARE), tl.constexpr(formula.RARE_BITS)
+_LEVELS, _LN = tl.constexpr(formula.LEVELS), tl.constexpr(formula.TWO_LN_2)
 _LEFT_OUT, _TO_TURNS = tl.constexpr(2.0**-29), tl.constexpr(2.0**-30)
 
 
@@ -263,9 +252,9 @@ class TritonNoise:
     def _tables_for(self, parts: tuple[Part, ...]) -> tuple[Tensor, Tensor, Tensor]:
         # In every call, so that a forked process gets none.
         secrets = [
-            self._key.stream_key(purpose=purpose, name=p.name, end=device_noise.end_of(p) * WORDS)
+            self._key.stream_key(purpose=purpose, name=p.name, end=device_noise.end_of(p) * formula.WORDS)
             for p in parts
-            for purpose in ("noise", RARE_PURPOSE)
+            for purpose in ("noise", formula.RARE_PURPOSE)
         ]
         if parts not in self._tables:
             rows, owners = device_noise.table_of(parts, self._tiles)
