@@ -30,7 +30,6 @@ def pass_directions(bins: int, noise_multiplier: float, tail: float) -> Directio
     """The privacy loss of a whole pass over at least 2 bins with a noise multiplier of at least 0.05.
 
     Of one output the probability ``tail`` may count as an infinite loss.
-
     Source: Chua et al. 2024, "Balls-and-Bins Sampling for DP-SGD", Theorem 3.1 (the pair of outputs); Feldman and
     Shenfeld 2026, "Efficient Privacy Loss Accounting for Subsampling and Random Allocation" (by convolution).
     """
@@ -59,7 +58,6 @@ def random_allocation(*, batches: int, chosen: int, noise_multiplier: float, pas
     Divide the batches of a pass at random into so many groups of nearly equal size, and let a record be in one batch of
     each: then it is in any ``chosen`` batches with equal probability. Knowing the groups can only help an attacker, and
     with them each group is a pass of balls in bins of its own.
-
     Source: Feldman and Shenfeld 2025, "Privacy Amplification by Random Allocation".
 
     >>> random_allocation(batches=100, chosen=8, noise_multiplier=2.0)
@@ -133,10 +131,9 @@ class _Sum(NamedTuple):
 
 
 def _one_batch(bins: int, mu: float, share: float) -> tuple[_Sum, float]:
-    """Y of one batch, and a bound on the relative error of the mean in any interval.
+    """Y of one batch, by the probabilities of intervals with and without the record, and a bound on relative errors.
 
-    It is standard normal without the record, and moved by ``mu`` with it; both probabilities of an interval between
-    two points tell the mean of Y in it.
+    It is standard normal without the record, and moved by ``mu`` with it.
     """
     low = float(scipy.special.ndtri(share / bins))
     high = max(mu - float(scipy.special.ndtri(share)), -low)

@@ -127,9 +127,8 @@ class PrivacyBudget:
             return self._curve(self.ledger.events).epsilon(delta=left)
         found = odometer_epsilon(declarations, delta=left)
         budget, of_budget = self._terms.epsilon, self._terms.delta
-        if budget is not None and of_budget is not None and delta >= of_budget and not self._excess(0):
-            found = min(found, budget)
-        return found
+        holds = budget is not None and of_budget is not None and delta >= of_budget and not self._excess(0)
+        return min(found, budget) if holds else found
 
     def _curve(self, events: Events) -> PrivacyCurve:
         key = frozenset((event, times) for event, times in events.items() if times)

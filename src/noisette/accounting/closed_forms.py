@@ -52,9 +52,7 @@ class GdpCurve:
         delta is therefore phi(a) (M(a) - M(b)), and what may lose digits is this one difference. It is the integral of
         -M'(x) = 1 - x M(x) from a to b. All even derivatives of -M' are positive, because it is the integral of
         t exp(-t^2/2 - xt) over positive t; so Simpson's rule is an upper bound of the integral.
-
         The threshold a is computed exactly and rounded once, which changes phi(a) by a factor of 1 + a^2 2^-53 at most.
-
         Source: Balle and Wang 2018, Theorem 8.
         """
         mu = self.mu

@@ -77,8 +77,11 @@ class Event:
         TypeError, ValueError: of every kind of event, where a parameter has the wrong type or is out of range.
     """
 
-    mechanism: ClassVar[str]  # the name of this kind of event in the ledger
-    sampling: ClassVar[str]  # how the records of a release are chosen, in a few words
+    mechanism: ClassVar[str] = ""  # the name of this kind of event in the ledger
+    sampling: ClassVar[str] = ""  # how the records of a release are chosen, in a few words
+
+    def __init_subclass__(cls, mechanism: str = "", sampling: str = "") -> None:
+        cls.mechanism, cls.sampling = mechanism or cls.mechanism, sampling or cls.sampling
 
     def __post_init__(self) -> None:
         for name, value in self.parameters().items():
@@ -143,16 +146,16 @@ def in_whole_rounds(event: Event, times: int) -> int:
 
 def check_events(events: Events) -> None:
     """Check that keys are events of one neighbouring relation and values are integers of at least one."""
-    relations: dict[str, Event] = {}
+    relations: dict[str, str] = {}
     if not isinstance(events, Mapping):
         raise TypeError(f"expected a mapping from events to times, such as Ledger.read(path).events, got {events!r}")
     for event, times in events.items():
         if not isinstance(event, Event):
             raise TypeError(f"expected a mapping from events such as PoissonGaussian to times, got the key {event!r}")
         count(times=times)
-        relations.setdefault(event.relation, event)
+        relations.setdefault(event.relation, type(event).__name__)
     if len(relations) > 1:
-        listed = "; ".join(f"{type(event).__name__}: {relation}" for relation, event in relations.items())
+        listed = "; ".join(f"{kind}: {relation}" for relation, kind in relations.items())
         raise ValueError(
             f"events of different neighbouring relations cannot be composed: {listed}. State all of them for one, as "
             "neighbouring=Neighbouring.ADD_OR_REMOVE_USER with the noise for a user, or keep a ledger for each; "
@@ -165,27 +168,22 @@ Parts: TypeAlias = tuple[tuple[str, float], ...]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Gaussian(_StatedFor):
+class Gaussian(_StatedFor, mechanism="Gaussian", sampling="none (every record)"):
     """One release: a sum over all records, plus Gaussian noise."""
 
     noise_multiplier: float
     parts: Parts = ()
 
-    mechanism: ClassVar[str] = "Gaussian"
-    sampling: ClassVar[str] = "none (every record)"
     sampling_rate: ClassVar[float] = 1.0
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class PoissonGaussian(Event):
+class PoissonGaussian(Event, mechanism="Poisson Gaussian", sampling="Poisson"):
     """One release: a sum over a Poisson batch, plus Gaussian noise. A rate of 1 is the whole data set."""
 
     sampling_rate: float
     noise_multiplier: float
     parts: Parts = ()
-
-    mechanism: ClassVar[str] = "Poisson Gaussian"
-    sampling: ClassVar[str] = "Poisson"
 
 
 Sampled: TypeAlias = Gaussian | PoissonGaussian
@@ -193,7 +191,7 @@ Sampled: TypeAlias = Gaussian | PoissonGaussian
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class FixedSizeGaussian(Event):
+class FixedSizeGaussian(Event, mechanism="fixed-size Gaussian", sampling="fixed size, without replacement"):
     """One release: a sum over a batch of fixed size, drawn without replacement, plus Gaussian noise.
 
     Args:
@@ -206,9 +204,7 @@ class FixedSizeGaussian(Event):
     size: int
     noise_multiplier: float
 
-    mechanism: ClassVar[str] = "fixed-size Gaussian"
     neighbouring: ClassVar[Neighbouring] = Neighbouring.REPLACE_ONE  # pyright: ignore[reportIncompatibleMethodOverride]
-    sampling: ClassVar[str] = "fixed size, without replacement"
 
     def __post_init__(self) -> None:
         Event.__post_init__(self)
@@ -217,7 +213,7 @@ class FixedSizeGaussian(Event):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class ReplacedPoissonGaussian(Event):
+class ReplacedPoissonGaussian(Event, mechanism="Poisson Gaussian, replaced record", sampling="Poisson"):
     """One release: a sum over a Poisson batch, plus Gaussian noise, with the guarantee for a record that is replaced.
 
     The noise multiplier is in units of the clipping norm, as that of :class:`FixedSizeGaussian`.
@@ -226,13 +222,13 @@ class ReplacedPoissonGaussian(Event):
     sampling_rate: float
     noise_multiplier: float
 
-    mechanism: ClassVar[str] = "Poisson Gaussian, replaced record"
     neighbouring: ClassVar[Neighbouring] = Neighbouring.REPLACE_ONE  # pyright: ignore[reportIncompatibleMethodOverride]
-    sampling: ClassVar[str] = "Poisson"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class TruncatedPoissonGaussian(Event):
+class TruncatedPoissonGaussian(
+    Event, mechanism="truncated Poisson Gaussian", sampling="Poisson, at most a fixed number"
+):
     """One release: a sum over a Poisson batch of at most a fixed size, plus Gaussian noise.
 
     A Poisson batch with more than ``largest_batch`` records is replaced by as many of them, drawn at random. The noise
@@ -245,26 +241,19 @@ class TruncatedPoissonGaussian(Event):
     most_records: int
     parts: Parts = ()
 
-    mechanism: ClassVar[str] = "truncated Poisson Gaussian"
-    sampling: ClassVar[str] = "Poisson, at most a fixed number"
-
 
 @dataclass(frozen=True, slots=True, repr=False)
-class BallsInBinsGaussian(Event):
+class BallsInBinsGaussian(Event, mechanism="balls-in-bins Gaussian", sampling="each record in one batch of a pass"):
     """One step of a pass over the data in which each record enters exactly one batch, drawn at random.
 
     At the beginning of a pass each record chooses one of ``bins`` batches, uniformly and independently of all others.
     The steps release the batches one by one, each plus Gaussian noise. A pass that was begun counts as a whole.
-
     Source: Chua et al. 2024, "Balls-and-Bins Sampling for DP-SGD".
     """
 
     bins: int
     noise_multiplier: float
     parts: Parts = ()
-
-    mechanism: ClassVar[str] = "balls-in-bins Gaussian"
-    sampling: ClassVar[str] = "each record in one batch of a pass"
 
     @property
     def sampling_rate(self) -> float:
@@ -282,7 +271,7 @@ class BallsInBinsGaussian(Event):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class BandedGaussian(Event):
+class BandedGaussian(Event, mechanism="banded Gaussian", sampling="cyclic Poisson"):
     """One step of banded matrix factorisation: noise that is correlated over ``bands`` steps, on cyclic batches.
 
     Each record belongs to one of ``bands`` groups, drawn at random once. Step t releases the sum over a Poisson batch
@@ -302,9 +291,6 @@ class BandedGaussian(Event):
     noise_multiplier: float
     bands: int
     parts: Parts = ()
-
-    mechanism: ClassVar[str] = "banded Gaussian"
-    sampling: ClassVar[str] = "cyclic Poisson"
 
     def __post_init__(self) -> None:
         Event.__post_init__(self)
@@ -339,10 +325,8 @@ class OfSeveral(Event):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class GroupPrivacy(OfSeveral):
+class GroupPrivacy(OfSeveral, mechanism="seen by a group"):
     """Another event, with the guarantee for a whole group of ``records`` that is added or removed at once."""
-
-    mechanism: ClassVar[str] = "seen by a group"
 
     @property
     def neighbouring(self) -> Neighbouring:
@@ -350,7 +334,7 @@ class GroupPrivacy(OfSeveral):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class UserLevel(OfSeveral):
+class UserLevel(OfSeveral, mechanism="seen by a user"):
     """Another event, with the guarantee for all records of one user, whatever their number.
 
     Of each user at most ``records`` are used, each of which enters a batch independently of the others. Where users are
@@ -359,69 +343,48 @@ class UserLevel(OfSeveral):
 
     neighbouring: Neighbouring = field(default=Neighbouring.ADD_OR_REMOVE_USER, kw_only=True)  # pyright: ignore[reportIncompatibleMethodOverride]
 
-    mechanism: ClassVar[str] = "seen by a user"
-
 
 StepRelease: TypeAlias = PoissonGaussian | TruncatedPoissonGaussian | BallsInBinsGaussian | BandedGaussian | UserLevel
 """The release of one step of training: how its batch is drawn, the noise, and whose guarantee it is."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Laplace(_StatedFor):
+class Laplace(_StatedFor, mechanism="Laplace", sampling="none (every record)"):
     """One release with Laplace noise, whose scale is in units of the L1 sensitivity: 1 / epsilon of the release."""
 
     noise_multiplier: float
 
-    mechanism: ClassVar[str] = "Laplace"
-    sampling: ClassVar[str] = "none (every record)"
-
 
 @dataclass(frozen=True, slots=True, repr=False)
-class DiscreteGaussian(_StatedFor):
+class DiscreteGaussian(_StatedFor, mechanism="discrete Gaussian", sampling="none (every record)"):
     """One released count with noise from the discrete Gaussian distribution, where one record changes the count by 1.
 
     The noise multiplier is the parameter sigma of the distribution, close to its standard deviation.
-
     Source: Canonne, Kamath and Steinke 2020, "The Discrete Gaussian for Differential Privacy".
     """
 
     noise_multiplier: float
 
-    mechanism: ClassVar[str] = "discrete Gaussian"
-    sampling: ClassVar[str] = "none (every record)"
-
 
 @dataclass(frozen=True, slots=True, repr=False)
-class ZcdpAmount(_StatedFor):
-    """A cost that another ``tool`` states as zero-concentrated differential privacy.
-
-    Guarantee: that of the tool; nothing checks the amount.
-    """
+class ZcdpAmount(_StatedFor, mechanism="declared zCDP", sampling="not known"):
+    """A cost that another ``tool`` states as zero-concentrated differential privacy; nothing checks the amount."""
 
     rho: float
     tool: str = ""
 
-    mechanism: ClassVar[str] = "declared zCDP"
-    sampling: ClassVar[str] = "not known"
-
 
 @dataclass(frozen=True, slots=True, repr=False)
-class DpAmount(_StatedFor):
-    """A cost that another ``tool`` states as epsilon with delta.
-
-    Guarantee: that of the tool; nothing checks the amount.
-    """
+class DpAmount(_StatedFor, mechanism="declared epsilon and delta", sampling="not known"):
+    """A cost that another ``tool`` states as epsilon with delta; nothing checks the amount."""
 
     epsilon: float
     delta: float = 0.0
     tool: str = ""
 
-    mechanism: ClassVar[str] = "declared epsilon and delta"
-    sampling: ClassVar[str] = "not known"
-
 
 @dataclass(frozen=True, slots=True, repr=False)
-class RepeatAndSelect(Event):
+class RepeatAndSelect(Event, mechanism="repeated runs", sampling="as in each run"):
     """A search: the same run repeated a random number of times, of which only the best result is released.
 
     The number of runs is drawn from a truncated negative binomial distribution before the search; ``shape=0`` is the
@@ -429,16 +392,12 @@ class RepeatAndSelect(Event):
 
     ``run`` has the releases of one run, as pairs of an event and the number of times that it happens, and ``mean`` is
     the expected number of runs, at least 1.
-
     Source: Papernot and Steinke 2022, "Hyperparameter Tuning with Rényi Differential Privacy".
     """
 
     run: tuple[tuple[Sampled, int], ...]
     mean: float
     shape: float
-
-    mechanism: ClassVar[str] = "repeated runs"
-    sampling: ClassVar[str] = "as in each run"
 
     def __post_init__(self) -> None:
         Event.__post_init__(self)

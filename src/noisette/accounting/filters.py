@@ -101,14 +101,12 @@ class RenyiFilter:
 
     def problem_of_plans(self, declarations: Sequence[Declaration]) -> str:
         """Why nothing may be declared beside one of these, "" if something may."""
+        need = "which the other releases in the ledger need, as one may have been chosen by the results of the other"
         for each in declarations:
             epsilon = self.compose(each.planned).epsilon(delta=self.budget_delta)
             if epsilon > self.budget * (1 + 1e-9):
                 listed = ", ".join(f"{times} × {event!r}" for event, times in each.planned.items())
-                return (
-                    f"a declaration of {listed} has epsilon={epsilon:.4g} by the Rényi filter, which the other "
-                    "releases in the ledger need, as one may have been chosen by the results of the other"
-                )
+                return f"a declaration of {listed} has epsilon={epsilon:.4g} by the Rényi filter, {need}"
         return ""
 
 
@@ -138,10 +136,8 @@ def accountant_beside(
 ) -> Accountant:
     """The accountant for a further run within a budget: the given one, or the filter where others were declared before.
 
-    ``earlier`` is what the ledger holds, and ``declaration`` the name of what was declared together with the run.
-
-    Raises:
-        ValueError: an earlier declaration alone may exceed the filter, so that nothing may follow it.
+    ``earlier`` is what the ledger holds, and ``declaration`` the name of what was declared together with the run. A
+    ``ValueError`` says that an earlier declaration alone may exceed the filter, so that nothing may follow it.
     """
     others = [each for each in earlier if not declaration or each.name != (declaration,)]
     if not others:
@@ -172,7 +168,6 @@ def for_several(event: Event, number: int, neighbouring: Neighbouring) -> Event 
     """A release with the guarantee for so many records, or users, at once; ``None`` where no event is that.
 
     ``neighbouring`` is what they are: a group, or a user who has no more records than that in the data set.
-
     Source: Dwork and Roth 2014, Theorem 2.2; for zCDP Bun and Steinke 2016, Proposition 1.9.
 
     >>> for_several(kinds.ZcdpAmount(0.1), 2, Neighbouring.ADD_OR_REMOVE_USER)
@@ -213,11 +208,6 @@ class SeveralCurve:
     """The privacy cost for several records, or users, by that for one: they are added or removed one after the other.
 
     Source: Dwork and Roth 2014, Theorem 2.2, with the sum of its proof.
-
-    >>> from noisette.accounting import DpAmount, PldAccountant
-    >>> alone = PldAccountant().compose({DpAmount(0.5, 1e-6): 1})
-    >>> round(SeveralCurve(alone, 2).epsilon(delta=1e-5), 3)
-    1.0
     """
 
     curve: PrivacyCurve
@@ -238,10 +228,7 @@ def curve_for(events: Events, accountant: Accountant, number: int, neighbouring:
     """The cost of releases for so many records, or users, at once: exact where each release alone is known for them.
 
     ``events`` are releases for one record or one user, or already for ``neighbouring``: a group, or a user with so many
-    records.
-
-    Raises:
-        UnsupportedEventError: they are not known for several, or not together with those for ``neighbouring``.
+    records; an ``UnsupportedEventError`` says where they are not known for several, or not together.
     """
     known = {event for event in events if event.neighbouring == neighbouring}
     of_user = (Neighbouring.ADD_OR_REMOVE_ONE, Neighbouring.ADD_OR_REMOVE_USER)

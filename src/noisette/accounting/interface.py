@@ -82,14 +82,13 @@ def composed_events(events: Events) -> Events:
 
 def unsupported(event: Event, accountant: str) -> UnsupportedEventError:
     """The error for an event that this accountant does not support; its message names the accountants that do."""
-    if isinstance(event, Sampled):
-        way_out = "use the pld, the rdp or the moments accountant"
-    elif isinstance(event, kinds.DpAmount | kinds.ReplacedPoissonGaussian):
-        way_out = "use the pld accountant"
-    elif isinstance(event, Supported):
-        way_out = "use the pld or the rdp accountant"
-    else:
-        way_out = "no accountant of this package does"
+    ways_out = {
+        Sampled: "use the pld, the rdp or the moments accountant",
+        kinds.DpAmount | kinds.ReplacedPoissonGaussian: "use the pld accountant",
+        Supported: "use the pld or the rdp accountant",
+        Event: "no accountant of this package does",
+    }
+    way_out = next(way_out for kind, way_out in ways_out.items() if isinstance(event, kind))
     return UnsupportedEventError(f"the {accountant} accountant does not support {event}; {way_out}")
 
 
@@ -113,7 +112,6 @@ class TradeOff:
 
     Guarantee: no attack does better than any of these bounds, whatever ``curve`` is, as long as its deltas are upper
         bounds: each pair (epsilon, delta) bounds every attack alone, and the best of the bounds is one.
-
     Source: Wasserman and Zhou 2010, Theorem 2.4; Dong, Roth and Su 2022, Propositions 2.4 and 2.12.
 
     >>> from noisette.accounting import Gaussian, GdpAccountant
@@ -184,10 +182,7 @@ class TradeOff:
         With a delta above 0 no belief below 1 holds for every outcome. That of e^t / (1 + e^t) is exceeded where the
         privacy loss is above t, which has a probability of at most delta(epsilon) / (1 - e^(epsilon - t)) for every
         epsilon below t: more than delta(t), which weighs each outcome by its excess over t. The probability is over the
-        randomness of the releases, the record being in the data.
-
-        Raises:
-            TypeError, ValueError: ``exceeded`` is not in (0, 1).
+        randomness of the releases, the record being in the data. An error says that ``exceeded`` is not in (0, 1).
         """
         open_fraction(exceeded=exceeded)
         losses = [epsilon - math.log1p(-delta / exceeded) for epsilon, delta in self.profile if delta < exceeded]

@@ -277,10 +277,8 @@ class Ledger:
             event: the event of the release.
             times: how many such releases, all declared at once.
             run: whose release it is; one of its own unless given.
-            declaration: a name which all releases share that were fixed together before the first of them, as for
-                :func:`noisette.privatize`.
-            other_neighbours: record it also where the ledger holds releases for another neighbouring relation, of
-                which no accountant composes both.
+            declaration: a name which all releases share that were fixed together before the first, as in ``privatize``.
+            other_neighbours: record it also beside releases for another neighbouring relation, which do not compose.
         """
         count(times=times)
         with self._lock:
@@ -370,10 +368,8 @@ class Ledger:
             line, end = entry.line(end)
             self._file.append(line, size=self._end.size, durable=durable)
         elif self.path is not None:
-            raise PrivacyError(
-                f"{self.path} was opened read-only, so no release can be recorded; open it for writing with "
-                f"Ledger(path, dataset={self.dataset!r})"
-            )
+            read_only = f"{self.path} was opened read-only, so no release can be recorded"
+            raise PrivacyError(f"{read_only}; open it for writing with Ledger(path, dataset={self.dataset!r})")
         self._count(entry, end)
 
     def _count(self, entry: Entry, end: End) -> None:
@@ -386,10 +382,8 @@ class Ledger:
     def _replay(self, content: bytes, path: Path) -> None:
         for entry, end in ledger_file.sealed_entries(content, path):
             if entry.dataset != self.dataset:
-                raise ValueError(
-                    f"{path} is the ledger of data set {entry.dataset!r}, not of {self.dataset!r}; choose another "
-                    "path, or give the data set the name that the ledger has"
-                )
+                other = f"{path} is the ledger of data set {entry.dataset!r}, not of {self.dataset!r}"
+                raise ValueError(f"{other}; choose another path, or give the data set the name that the ledger has")
             try:
                 self._count(entry, end)
             except ValueError as error:
@@ -441,10 +435,9 @@ class LedgerAccount:
         self._recorded = run
         lease = max(1, min(_MOST_AT_ONCE, steps // _FEWEST_LEASES)) if ledger.path else 1
         self.lease = in_whole_rounds(event, lease)
-        self.reserved = 0
         self._steps = steps
         self._first = self._spent = steps_spent
-        self._own_lines = 0
+        self.reserved = self._own_lines = 0
         self._other_lines = ledger.entries  # that this object did not write
         self._known_of_first = -1.0  # the other lines of rank 0 that this rank knows of
         self._checked = self._other_releases()  # what the budget was computed with

@@ -111,10 +111,8 @@ def _facts(kind: Kind, dataset: str, steps: int, version: int | None, series: Se
 def check_whole_rounds(event: Event, steps: int) -> None:
     """Check that steps with correlated noise are whole rounds: two begun ones are not one, so they would not add up."""
     if steps % event.round_length:
-        raise ValueError(
-            f"{event!r} counts by whole rounds of {event.round_length} steps, got {steps} steps; record "
-            f"{in_whole_rounds(event, steps)}, which cost the same"
-        )
+        whole = f"{event!r} counts by whole rounds of {event.round_length} steps, got {steps} steps"
+        raise ValueError(f"{whole}; record {in_whole_rounds(event, steps)}, which cost the same")
 
 
 def sealed_entries(content: bytes, path: Path) -> Iterator[tuple[Entry, End]]:
@@ -133,7 +131,6 @@ def repaired(content: bytes, path: Path) -> bytes:
     """The content without a last line that was cut off; a last line that lacks only its newline gets it.
 
     Zero bytes at the end are dropped first: after a power failure a file may have its new size and not yet its bytes.
-
     Guarantee: the privacy cost does not decrease. A reservation or a charge that was cut off had not reached the disk,
     so the releases that waited for it never happened; a commit does not change the cost; steps whose return was cut
     off stay counted. Other damage is a ``ValueError``.
@@ -171,10 +168,7 @@ def _entry_after(end: End, content: bytes) -> tuple[Entry, End] | None:
 
 
 def _is_beginning(end: End, content: bytes) -> bool:
-    """Whether the content after this end is the beginning of a line, that is of an object which is not closed.
-
-    A whole line with a damaged end is not: it may be a reservation that was used.
-    """
+    """Whether the content after this end begins a line that is not closed: a whole one may be a reservation in use."""
     rest = content[end.size :]
     start = f'{{"sequence": {end.lines}, "kind": "'.encode()
     if rest[: len(start)] != start[: len(rest)] or not rest.isascii() or not rest.decode().isprintable():
@@ -212,10 +206,8 @@ def _is_of_a_newer_version(end: End, content: bytes) -> bool:
 
 
 def _cut_off(end: End, path: Path, fact: str) -> ValueError:
-    return ValueError(
-        f"{path}, line {end.lines + 1}: {fact}. Nothing was released on its account; repair the file with: "
-        f"noisette ledger repair {shlex.quote(str(path.absolute()))}"
-    )
+    way_out = f"repair the file with: noisette ledger repair {shlex.quote(str(path.absolute()))}"
+    return ValueError(f"{path}, line {end.lines + 1}: {fact}. Nothing was released on its account; {way_out}")
 
 
 def _altered(end: End, path: Path) -> ValueError:
@@ -290,8 +282,7 @@ class LedgerFile:
         """Append a line to a file of this size, or nothing. After a failed sync the file is closed."""
         self._check_ours(size)
         try:
-            if os.write(self._descriptor, line) < len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            _write(self._descriptor, line)
             if durable:
                 self._sync(new=size == 0)
         except BaseException as error:
@@ -308,8 +299,8 @@ class LedgerFile:
     def replace_end(self, lines: bytes, *, start: int, size: int) -> bool:
         """Replace all bytes after ``start`` in a file of this size by these lines, durably, and return whether it was.
 
-        It is not where the disk has no room, where the file was moved, and where it has a second name (a hard link),
-        which would keep the old content. The file is closed where it is unknown which of the two a crash would leave.
+        It is not where the disk has no room, the file was moved, or a second name (a hard link) would keep the old
+        content. The file is closed where it is unknown which of the two a crash would leave.
         """
         self._check_ours(size)
         if not self._is_replaceable():
@@ -319,9 +310,7 @@ class LedgerFile:
             with atomic_files.atomic_write(self.path, mode=0o600) as beside:
                 descriptor = os.open(beside, os.O_RDWR | os.O_APPEND)
                 _lock(descriptor)  # before it takes the name under which other processes open it
-                content = self.content()[:start] + lines
-                if os.write(descriptor, content) < len(content):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                _write(descriptor, self.content()[:start] + lines)
                 os.fsync(descriptor)
                 if not self._is_replaceable():  # again: a link may have been made while the new file was written
                     raise OSError(errno.EMLINK, os.strerror(errno.EMLINK))
@@ -356,14 +345,12 @@ class LedgerFile:
             raise PrivacyError(f"{self.path} was closed and records no more releases; open it again with Ledger(path)")
         if os.getpid() != self._owner:
             raise PrivacyError(
-                f"{self.path} belongs to process {self._owner}, from which this one was forked; use it there"
+                f"{self.path} belongs to process {self._owner}, from which this was forked; use it there"
             )
         status = os.fstat(self._descriptor)
         if status.st_nlink == 0 or status.st_size != size:
-            raise PrivacyError(
-                f"{self.path} was removed or changed since it was read, by another process or by an interrupted write; "
-                "open it again"
-            )
+            changed = "was removed or changed since it was read, by another process or by an interrupted write"
+            raise PrivacyError(f"{self.path} {changed}; open it again")
         if not self._is_in_its_folder(status):
             raise PrivacyError(
                 f"{self.path} was renamed or replaced since it was opened, so another run may count its steps "
@@ -386,6 +373,11 @@ class LedgerFile:
             raise
 
 
+def _write(descriptor: int, content: bytes) -> None:
+    if os.write(descriptor, content) < len(content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 def check_is_file(path: Path) -> None:
     """Check that what is at a path, if anything, is a file; a folder is left to the call that opens it."""
     with suppress(FileNotFoundError, NotADirectoryError):
@@ -397,15 +389,11 @@ def check_is_file(path: Path) -> None:
 def _lock(descriptor: int) -> None:
     import fcntl  # only POSIX systems have it, and reading needs no lock
 
-    for attempt in range(_ATTEMPTS):
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if attempt == _ATTEMPTS - 1:
-                raise
-            time.sleep(_PAUSE)
-        else:
-            return
+    for _ in range(_ATTEMPTS - 1):
+        with suppress(BlockingIOError):
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        time.sleep(_PAUSE)
+    return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _unlock_and_close(descriptor: int, owner: int) -> None:

@@ -364,8 +364,7 @@ class PldAccountant:
     :mod:`noisette.accounting.pld`.
 
     >>> from noisette.accounting.events import PoissonGaussian
-    >>> release = PoissonGaussian(sampling_rate=0.01, noise_multiplier=4.0)
-    >>> round(PldAccountant().compose({release: 10_000}).epsilon(delta=1e-5), 3)
+    >>> round(PldAccountant().compose({PoissonGaussian(0.01, 4.0): 10_000}).epsilon(delta=1e-5), 3)
     0.947
     """
 
@@ -379,8 +378,7 @@ class PldAccountant:
         for event, times in composed_events(events).items():
             if not isinstance(event, Supported):
                 raise unsupported(event, self.name)
-            release = event.event if isinstance(event, OfSeveral) else event
-            if isinstance(release, Sampled) and release.sampling_rate == 1:
+            if isinstance(event, Sampled | OfSeveral) and event.sampling_rate == 1:
                 full[event] = times
             elif privacy_loss.is_known_by_divergences(event):
                 by_divergences[event] = times

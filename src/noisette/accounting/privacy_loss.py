@@ -98,9 +98,7 @@ class LossDistribution:
     losses, and may only be rounded upwards.
 
     ``losses`` are the finite values, ``masses`` their probabilities, above 0, and ``lost`` that of an infinite loss.
-
-    Guarantee: delta is not below that of the exact distribution, for any epsilon, and after composition with any other
-    distributions.
+    Guarantee: delta is not below that of the exact distribution, for any epsilon, and after any composition.
     """
 
     losses: np.ndarray
@@ -161,7 +159,6 @@ def on_points(points: np.ndarray, masses: np.ndarray, upper_shares: np.ndarray) 
 
     Guarantee: with the exact shares the mean of ``exp(-loss)`` stays the same in every interval. Delta after
     composition is the mean of a convex function of ``exp(-loss)``, so it does not decrease.
-
     Source: Doroshenko et al. 2022, "Connect the Dots", in terms of probabilities.
     """
     shares = np.clip(upper_shares, 0.0, 1.0)
@@ -257,10 +254,7 @@ def _points(mixture: Mixture, low: float, tail: float) -> np.ndarray:
 
 
 class _Grid:
-    """A mixture of Gaussians on a grid of points: losses at the points, and between them their means and probabilities.
-
-    The mean of an interval is the logarithm of its probability under the mixture over that under the Gaussian.
-    """
+    """A mixture on a grid: losses at the points; probabilities between them, and means: ln of their ratio."""
 
     def __init__(self, mixture: Mixture, dropped: float, x: np.ndarray) -> None:
         self.x, self.probabilities = x, np.exp(mixture.log_probabilities)

@@ -45,8 +45,7 @@ class RdpCurve:
     """The Rényi divergences of all events together, one for each order.
 
     They are converted by Proposition 12 of Canonne, Kamath and Steinke 2020, or if not ``improved`` by Proposition 3 of
-    Mironov 2017, which gives more. ``shares`` are parts of delta, for each order, where the best order must not be
-    chosen for nothing.
+    Mironov 2017. ``shares`` are parts of delta, for each order, where the best order must not be chosen for nothing.
     """
 
     orders: np.ndarray
@@ -93,8 +92,7 @@ class RdpAccountant:
     runs).
 
     >>> from noisette.accounting.events import PoissonGaussian
-    >>> release = PoissonGaussian(sampling_rate=0.01, noise_multiplier=4.0)
-    >>> round(RdpAccountant().compose({release: 10_000}).epsilon(delta=1e-5), 4)
+    >>> round(RdpAccountant().compose({PoissonGaussian(0.01, 4.0): 10_000}).epsilon(delta=1e-5), 4)
     1.0355
     """
 
@@ -305,8 +303,8 @@ class MomentsAccountant:
     1024.
 
     >>> from noisette.accounting.events import PoissonGaussian
-    >>> release = PoissonGaussian(sampling_rate=0.01, noise_multiplier=4.0)
-    >>> round(MomentsAccountant(orders=range(1, 33)).compose({release: 10_000}).epsilon(delta=1e-5), 2)
+    >>> accountant = MomentsAccountant(orders=range(1, 33))
+    >>> round(accountant.compose({PoissonGaussian(0.01, 4.0): 10_000}).epsilon(delta=1e-5), 2)
     1.26
     """
 

@@ -15,15 +15,11 @@ from torch import Tensor
 from noisette.core.noise import ALL_WHOLE, WHOLE, GaussianNoise, Window
 from noisette.errors import all_of, count
 
-# The norm of a column is below 1 by this, more than rounding the coefficients to single precision can add.
-SLACK = 2.0**-20
-
+SLACK = 2.0**-20  # the norm of a column is below 1 by this, more than rounding to single precision can add
 # The descent's first step has length 1 in units that are so much smaller: a longer one leaves the coefficients whose
 # inverse does not grow.
 _SCALE = 30.0
-
-# The steps after which the inverse of C adds nothing that counts.
-_LONG = 10_000
+_LONG = 10_000  # steps after which the inverse of C adds nothing that counts
 
 
 @lru_cache(maxsize=16)
@@ -34,9 +30,7 @@ def banded_coefficients(bands: int, steps: int) -> tuple[float, ...]:
     last ones are cut off.
     Source: Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization"; Toeplitz matrices: McKenna 2024,
     "Scaling up the Banded Matrix Factorization Mechanism". The descent starts from the square root of A.
-
-    Raises:
-        TypeError, ValueError: a number is not a whole number of at least 1.
+    Raises: TypeError, ValueError where a number is not a whole number of at least 1.
 
     >>> [round(value, 3) for value in banded_coefficients(bands=4, steps=100)]
     [0.683, 0.483, 0.414, 0.359]
@@ -76,9 +70,9 @@ def deviations_of(coefficients: tuple[float, ...]) -> np.ndarray:
 
 
 def mean_squared_error(coefficients: tuple[float, ...], steps: int) -> float:
-    """The variance of the noise in the sums over the first t steps, averaged over t = 1 to ``steps``.
+    """The variance of noise in sums over t steps, in units of the independent noise, averaged over t = 1 to ``steps``.
 
-    In units of the independent noise; (steps + 1) / 2 where noise is not correlated.
+    Where noise is not correlated it is (steps + 1) / 2.
     """
     sums = np.cumsum(_inverse(np.array(coefficients), steps))
     return float(np.arange(steps, 0, -1) @ sums**2) / steps
