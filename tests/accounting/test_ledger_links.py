@@ -147,8 +147,10 @@ def test_a_moved_folder_takes_its_ledger_along(real: Path, monkeypatch: pytest.M
         real.parent.mkdir()
         with Ledger(real) as other:
             steps(other, 1)
-        steps(ledger, 2)
-    assert Ledger.read(moved / real.name).events == {EVENT: 8}
+        steps(ledger, 80)
+    assert Ledger.read(moved / real.name).events == {EVENT: 84}
+    assert lines(moved / real.name) > 80, "what is not at its path is not replaced"
+    assert Ledger.read(real).events == {EVENT: 4}
 
 
 def test_what_is_written_is_what_the_path_names(real: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -345,7 +345,7 @@ class LedgerFile:
             raise PrivacyError(f"{self.path} was closed and records no more releases; open it again with Ledger(path)")
         if os.getpid() != self._owner:
             raise PrivacyError(
-                f"{self.path} belongs to process {self._owner}, from which this was forked; use it there"
+                f"{self.path} belongs to process {self._owner}, from which this one was forked; use it there"
             )
         status = os.fstat(self._descriptor)
         if status.st_nlink == 0 or status.st_size != size:
