@@ -175,13 +175,8 @@ def test_each_charge_and_each_run_is_a_declaration(tmp_path: Path) -> None:
         ledger.shorten()
         here = ledger.declarations
     for declarations in (here, Ledger.read(path).declarations):
-        assert [each.events for each in declarations] == [
-            {Gaussian(9.0): 1},
-            {Gaussian(9.0): 1},
-            {Gaussian(9.0): 5},
-            {STEP: 5},
-            {STEP: 1},
-        ]
+        expected = *({Gaussian(9.0): times} for times in (1, 1, 5)), {STEP: 5}, {STEP: 1}
+        assert tuple(each.events for each in declarations) == expected
         assert declarations[3].planned == {STEP: 40}
 
 

@@ -20,7 +20,6 @@ from noisette.errors import all_of, count, open_fraction, positive, probability
 RATIO = 1 + 1e-3 / 4
 TENTH = int(math.log(1.1) / math.log(RATIO))
 LEAST_RATE, MOST_STEPS = 1e-12, 10**9  # the limits of the searches, far beyond any real run
-
 # The way out of a budget that does not allow what was asked for.
 SEE_PLAN = "`noisette plan --size N --epsilon E --delta D` lists the batches, epochs and noise that a budget allows"
 
@@ -82,8 +81,7 @@ class Budget:
         """The last of the runs 1 to ``most`` that keeps the budget, or 0; each run costs more than the one before.
 
         First the search doubles its stride from the guess until the answer is between ``within`` and ``beyond``. Then
-        it is a false-position search by the Illinois rule: an end that stays twice in a row has its excess halved,
-        since otherwise it might never move.
+        it is a false-position search by the Illinois rule: an end that stays twice in a row has its excess halved.
         """
 
         @cache
@@ -193,9 +191,7 @@ def noise_multiplier_for(
 
     Guarantee: by this accountant the result costs ``epsilon`` or less. With one part in a thousand less noise it would
     cost more; where the budget is kept at any noise, the result is the least noise that accountants resolve, 0.001.
-
-    Raises:
-        TypeError, ValueError: an argument is outside its range, or no noise keeps the budget by this accountant.
+    An argument outside its range is a ``TypeError`` or ``ValueError``, as is a budget that no noise keeps.
 
     >>> sigma = noise_multiplier_for(epsilon=3.0, delta=1e-5, sampling_rate=0.01, steps=6000)
     >>> 2.99 < epsilon_for(delta=1e-5, sampling_rate=0.01, noise_multiplier=sigma, steps=6000) <= 3.0
@@ -321,7 +317,6 @@ class Setting:
 
         Where every gradient has the clipping norm and the same direction, it is the sum of all noised averages over the
         standard deviation of its noise, divided by the declared size.
-
         Source: Sander, Stock and Sablayrolles 2023 (TAN), section 3, up to a constant.
         """
         return math.sqrt(self.steps) * self.sampling_rate / self.noise_multiplier
@@ -344,9 +339,7 @@ def within_budget(
 ) -> Iterator[Setting]:
     """Every batch size with every number of epochs, and the least noise within a budget.
 
-    Raises:
-        TypeError, ValueError: an argument is outside its range, a batch is larger than ``size``, or no noise keeps the
-            budget.
+    A number outside its range, a batch above ``size``, or a budget that no noise keeps is a ``ValueError``.
 
     >>> found = within_budget(size=60_000, epsilon=1.0, delta=1e-5, batch_sizes=[600], epochs=[10, 100])
     >>> [f"{setting.steps} steps: {setting.noise_multiplier:.1f}" for setting in found]

@@ -73,8 +73,7 @@ class Event:
       add up to 1. They are recorded and change no privacy cost: the parts are one Gaussian mechanism.
     - ``tool``: what was released and by which tool, in a few words. It changes no privacy cost.
 
-    Raises:
-        TypeError, ValueError: of every kind of event, where a parameter has the wrong type or is out of range.
+    A parameter of the wrong type or out of range is a ``TypeError`` or a ``ValueError``.
     """
 
     mechanism: ClassVar[str] = ""  # the name of this kind of event in the ledger
@@ -214,10 +213,7 @@ class FixedSizeGaussian(Event, mechanism="fixed-size Gaussian", sampling="fixed 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ReplacedPoissonGaussian(Event, mechanism="Poisson Gaussian, replaced record", sampling="Poisson"):
-    """One release: a sum over a Poisson batch, plus Gaussian noise, with the guarantee for a record that is replaced.
-
-    The noise multiplier is in units of the clipping norm, as that of :class:`FixedSizeGaussian`.
-    """
+    """One release over a Poisson batch, plus Gaussian noise in units of the norm, seen by a record that is replaced."""
 
     sampling_rate: float
     noise_multiplier: float
@@ -280,7 +276,6 @@ class BandedGaussian(Event, mechanism="banded Gaussian", sampling="cyclic Poisso
     release C times the sums plus independent Gaussian noise, that of the noise multiplier. A record takes part at most
     once in ``bands`` consecutive steps, so its parts of C are orthogonal, and a round of ``bands`` steps, also one that
     was only begun, costs as much as one Poisson batch of rate ``bands * sampling_rate``.
-
     Source: Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization", Theorem 4.
 
     >>> BandedGaussian(sampling_rate=0.01, noise_multiplier=1.1, bands=8).of_round
@@ -295,10 +290,10 @@ class BandedGaussian(Event, mechanism="banded Gaussian", sampling="cyclic Poisso
     def __post_init__(self) -> None:
         Event.__post_init__(self)
         if self.bands * self.sampling_rate > 1 + 1e-9:  # 49 * (1 / 49) is not 1
+            most = math.floor(1 / self.sampling_rate)
             raise ValueError(
                 f"expected bands * sampling_rate <= 1, got {self.bands} * {self.sampling_rate:g}: each of {self.bands} "
-                f"groups takes part in every {self.bands}th step. Use at most {math.floor(1 / self.sampling_rate)} "
-                "bands, or a smaller batch"
+                f"groups takes part in every {self.bands}th step. Use at most {most} bands, or a smaller batch"
             )
 
     @property
@@ -335,10 +330,9 @@ class GroupPrivacy(OfSeveral, mechanism="seen by a group"):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class UserLevel(OfSeveral, mechanism="seen by a user"):
-    """Another event, with the guarantee for all records of one user, whatever their number.
+    """Another event, with the guarantee for all records of one user, of which at most ``records`` are used.
 
-    Of each user at most ``records`` are used, each of which enters a batch independently of the others. Where users are
-    sampled instead of records, and each enters a batch with one record, that is 1.
+    Each of them enters a batch independently. Where users are sampled, and enter a batch with one record, that is 1.
     """
 
     neighbouring: Neighbouring = field(default=Neighbouring.ADD_OR_REMOVE_USER, kw_only=True)  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -126,9 +126,8 @@ class RenyiOdometer:
     description = "Rényi odometer, for releases chosen by earlier results"
 
     def compose(self, events: Events) -> RdpCurve:
-        orders = np.array(ODOMETER_ORDERS)
-        shares = np.full(len(orders), 1 / len(orders))
-        return RdpCurve(orders, _divergences(events, ODOMETER_ORDERS), False, shares)
+        shares = np.full(len(ODOMETER_ORDERS), 1 / len(ODOMETER_ORDERS))
+        return RdpCurve(np.array(ODOMETER_ORDERS), _divergences(events, ODOMETER_ORDERS), False, shares)
 
 
 def accountant_beside(

@@ -24,11 +24,9 @@ class PrivacyCurve(Protocol):
 
     def epsilon(self, *, delta: float) -> float:
         """Epsilon at this delta, in (0, 1): 0 or more; ``inf`` where the accountant has no finite bound."""
-        ...
 
     def delta(self, *, epsilon: float) -> float:
         """Delta, from 0 to 1, at this epsilon, 0 or more."""
-        ...
 
 
 class Accountant(Protocol):
@@ -37,11 +35,9 @@ class Accountant(Protocol):
     @property
     def name(self) -> str:
         """The name on the command line and in reports."""
-        ...
 
     def compose(self, events: Events) -> PrivacyCurve:
         """The curve of all these events together, in any order."""
-        ...
 
 
 def resolved_noise(noise_multiplier: float) -> float:
@@ -104,11 +100,8 @@ class TradeOff:
     """The least errors of any attack that decides from everything released whether one record took part.
 
     The attack has a false-positive rate (how often it claims membership where there is none) and a false-negative rate
-    (how often it misses a member). It may know all other records.
-
-    Args:
-        curve: the privacy cost of what was released, by any accountant.
-        beside: a further delta, such as that of the tail of the noise generator.
+    (how often it misses a member). It may know all other records. ``curve`` is the privacy cost of what was released,
+    by any accountant, and ``beside`` a further delta, such as that of the tail of the noise generator.
 
     Guarantee: no attack does better than any of these bounds, whatever ``curve`` is, as long as its deltas are upper
         bounds: each pair (epsilon, delta) bounds every attack alone, and the best of the bounds is one.

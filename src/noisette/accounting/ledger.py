@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field
 from html import escape
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, Protocol, Self
 from weakref import WeakSet
 
@@ -110,10 +109,9 @@ class Ledger:
     any moment leaves a file that counts no less than what happened.
 
     Raises:
-        ValueError: a line of the file was cut or altered, or the file belongs to another data set; the path is no
-            file's; or a method is to record an event of another neighbouring relation.
-        PrivacyError: the file is open for writing elsewhere, or cannot be locked; the ledger was closed or is
-            read-only; or another process has written to the file.
+        ValueError: a line was cut or altered, the file belongs to another data set, the path is no file's, or an event
+            has another neighbouring relation.
+        PrivacyError: the file is open for writing elsewhere, cannot be locked, was closed, is read-only or was changed.
         OSError: the file cannot be opened, locked or written. Where a method raises it, nothing was reserved or
             charged, and steps that were to be committed or given back still count.
 
@@ -160,10 +158,9 @@ class Ledger:
 
     @classmethod
     def read(cls, path: Path | str) -> Self:
-        """The ledger in a file, read-only and without a lock.
+        """The ledger in a file, read-only and without a lock; a line that is being written is left out.
 
-        Beside a process that writes to the file these are the whole lines: one that is being written is left out. A
-        ``ValueError`` says that a line was cut or altered, or that the path is no file's.
+        A ``ValueError`` says that a line was cut or altered, or that the path is no file's.
         """
         path = Path(path)
         damage = ValueError(f"{path} cannot be read")
@@ -314,8 +311,8 @@ class Ledger:
     def shorten(self) -> None:
         """Replace the lines after the last :attr:`head` that was read by a few lines with the same totals, durably.
 
-        So the file does not grow with every step; long tails are also replaced automatically. Nothing changes where the
-        disk has no room, and where the file has a second name (a hard link), which would keep the old content.
+        Long tails are also replaced automatically. Nothing changes where the disk has no room, and where the file has a
+        second name (a hard link), which would keep the old content.
         """
         with self._lock:
             if self._file is not None and self._tail.shrinks:
@@ -332,9 +329,7 @@ class Ledger:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __reduce__(self) -> NoReturn:
@@ -352,7 +347,7 @@ class Ledger:
                     "recorded as it is with other_neighbours=True (--per record)"
                 )
         check_whole_rounds(event, steps)
-        if self._file is not None and self._tail.is_long:
+        if self._file is not None and len(self._tail.heads) >= ledger_file.MOST_LINES:
             self.shorten()
         self._append(kind, event, steps, run, durable=True)
 

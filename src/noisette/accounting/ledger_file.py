@@ -408,8 +408,8 @@ def _unlock_and_close(descriptor: int, owner: int) -> None:
 def contents(path: Path) -> Iterator[bytes]:
     """What a file holds, read again for as long as a process writes to it; the first that is a ledger is the right one.
 
-    The first is the whole content. Beside a writer it may end within a line, or hold the beginning of a line that was
-    taken back, so the next ones hold whole lines only. Where nobody writes there is one more, undisturbed.
+    The first is the whole content, which beside a writer may end within a line, or hold the beginning of one that was
+    taken back; the next ones hold whole lines only. Where nobody writes there is one more, undisturbed.
     """
     check_is_file(path)
     with path.open("rb") as file:
@@ -436,10 +436,10 @@ def _is_written(file: BufferedReader) -> bool:
     """Whether a process has the file locked for writing. If not, none can lock it before the file is closed."""
     try:
         import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except ImportError:  # no process can write to a ledger on this system
         return False
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError as error:
         return error.errno in (errno.EWOULDBLOCK, errno.EACCES)
     return False
@@ -449,19 +449,12 @@ MOST_LINES = 1024  # a tail of so many lines is compacted at the next reservatio
 
 
 class Tail:
-    """The lines after ``start``, the last one whose digest may be stored elsewhere, as in a checkpoint.
-
-    Only totals count, so these lines can be replaced by one for each run, event and kind.
-    """
+    """The lines after ``start``, the last one whose digest may be stored elsewhere. Of these only totals count."""
 
     def __init__(self, start: End = End()) -> None:  # noqa: B008 - it is immutable
         self.start = start
         self.heads: list[str] = []
         self._steps: Counter[tuple[Series, Kind]] = Counter()
-
-    @property
-    def is_long(self) -> bool:
-        return len(self.heads) >= MOST_LINES
 
     @property
     def shrinks(self) -> bool:
@@ -473,7 +466,7 @@ class Tail:
         self.heads.append(end.head)
 
     def shortened(self, dataset: str) -> tuple[bytes, Tail, End]:
-        """Fewer lines with the same totals, the tail that they form, and the end of the ledger after them.
+        """A line for each run, event and kind with the same totals, the tail that they form, and the end after them.
 
         A reservation precedes its commits and its returned steps, so any beginning of these lines is a valid ledger.
         """
@@ -488,10 +481,7 @@ class Tail:
 
 
 def repair(path: Path | str) -> bool:
-    """Drop a last line that a crash cut off; return whether there was one. The file stays as it is after other damage.
-
-    Guarantee: the privacy cost does not decrease, see :func:`repaired`.
-    """
+    """Drop a last line that a crash cut off, as :func:`repaired`; return whether there was one."""
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))

@@ -46,10 +46,8 @@ class Composition:
     because 1/(s (s + 1)) is the Laplace transform of 1 - exp(-x). The integral is computed as a sum over equally spaced
     points at distance 2 pi / W. By Poisson's summation formula the sum is that of exp(c m W) delta(epsilon + m W) over
     all integers m: all of these are positive, so the sum is too large, by little if W is large.
-
     The sum is finite because one more release is composed, a Gaussian one with a tiny share of the cost: its factor
     bounds all later terms.
-
     Guarantee: delta and epsilon are upper bounds: the terms left out and the rounding of all others are added.
     """
 
@@ -243,8 +241,7 @@ def _characteristic(
 ) -> tuple[np.ndarray, float]:
     """The mean of exp(i t (loss - mean)) under a tilted distribution for all t = k * spacing, and its error.
 
-    With k = a * rows + b the exponential is a product of one that depends on a and one that depends on b, so all means
-    are one product of two matrices.
+    With k = a * rows + b the exponential is a product over a and b, so all means are one product of two matrices.
     """
     rows = math.ceil(math.sqrt(points))
     likely = tilted.weights > LEAST_WEIGHT
@@ -288,10 +285,9 @@ class PldCurve:
     divergences: RdpCurve | None  # of all other events together
 
     def epsilon(self, *, delta: float) -> float:
-        """Epsilon at this delta, the larger of both directions (added, removed).
+        """Epsilon at this delta, the larger of both directions: an upper bound, ``inf`` for more than 10^12 releases.
 
-        Guarantee: an upper bound at every delta, ``inf`` for more than 10^12 releases. It is at most a few parts in ten
-        thousand too large, save for events of which only a bound is known.
+        It is at most a few parts in ten thousand too large, save for events of which only a bound is known.
         """
         open_fraction(delta=delta)
         if math.isinf(self.mu) or self._releases > MOST_RELEASES:
@@ -358,7 +354,6 @@ class PldAccountant:
     The loss of each release becomes a distribution on finitely many values, which costs no less. Their composition is
     computed from their characteristic functions, after an exponential tilt that makes the wanted delta, however small,
     the bulk of the distribution. Releases over all records are one Gaussian mechanism, exactly.
-
     Source: Doroshenko et al. 2022, "Connect the Dots" (values); Zhu, Dong and Wang 2022, "Optimal Accounting of
     Differential Privacy via Characteristic Function" (composition). The tilt and the error bound are described in
     :mod:`noisette.accounting.pld`.

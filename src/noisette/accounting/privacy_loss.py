@@ -27,7 +27,6 @@ class Mixture:
 
     The pair dominates a release whose batch up to k records of a group can enter, because each of them moves the sum
     by at most its sensitivity.
-
     Source: Choquette-Choo et al. 2024, "Privacy Amplification for Matrix Mechanisms", Corollary 4.7.
 
     >>> np.exp(Mixture.of(kinds.GroupPrivacy(PoissonGaussian(0.5, 4.0), records=2)).log_probabilities)
@@ -63,8 +62,7 @@ class Mixture:
         Trapezoidal sums, with the same points for powers of about the same size. They converge exponentially, because
         the density ratio has no complex zero closer to the real line than pi over the spacing of the shifts: the
         probabilities of a binomial, multiplied by the factors exp(-shift^2 / 2), are the coefficients of a polynomial
-        whose zeros are all negative. The step follows from that distance and from how fast the power grows off the
-        line.
+        whose zeros are all negative. The step follows from that distance and from how fast the power grows off it.
         """
         spacing, largest = float(self.shifts[1]), float(self.shifts[-1])
         logs = np.full(len(powers), np.inf)
@@ -199,7 +197,6 @@ def replaced_loss(mixture: Mixture, tail: float) -> LossDistribution:
 
     For an epsilon above 0 the pair is the mixture and the Gaussian, below 0 the Gaussian and the mixture, and what is
     left is a loss of 0.
-
     Source: Zhu, Dong and Wang 2022, "Optimal Accounting of Differential Privacy via Characteristic Function",
     Theorem 11.
     """
@@ -235,8 +232,7 @@ def exchanged_loss(mixture: Mixture, tail: float) -> LossDistribution:
 def _likely(mixture: Mixture, tail: float) -> tuple[Mixture, float]:
     """The mixture without shifts that together have at most this probability, and their probability.
 
-    Without them the mixture's density is smaller, so the loss in direction "added" is larger; in direction "removed"
-    what they would have produced is counted as an infinite loss.
+    So its density is smaller, and the loss "added" larger; "removed" what they would have produced is an infinite loss.
     """
     kept = mixture.log_probabilities > math.log(tail / len(mixture.shifts))
     dropped = math.fsum(np.exp(mixture.log_probabilities[~kept]))
@@ -258,12 +254,10 @@ class _Grid:
 
     def __init__(self, mixture: Mixture, dropped: float, x: np.ndarray) -> None:
         self.x, self.probabilities = x, np.exp(mixture.log_probabilities)
-        weight_error = _weight_error(mixture, x)
+        uncertain = _weight_error(mixture, x)
         still, moved = LogMass(x, 0.0), [LogMass(x, shift) for shift in mixture.shifts.tolist()]
-        at_points = [(shift * x - shift**2 / 2, weight_error) for shift in mixture.shifts.tolist()]
-        between = [
-            (one.log - still.log, one.error + still.error + weight_error[1:] + weight_error[:-1]) for one in moved
-        ]
+        at_points = [(shift * x - shift**2 / 2, uncertain) for shift in mixture.shifts.tolist()]
+        between = [(one.log - still.log, one.error + still.error + uncertain[1:] + uncertain[:-1]) for one in moved]
         self.loss, self.error = _mean(mixture, dropped, at_points)
         self.means, self.mean_errors = _mean(mixture, dropped, between)
         self.masses, self.still = np.exp(still.log + still.error + self.means + self.mean_errors), still.upper
@@ -402,7 +396,6 @@ class TruncatedCase:
     of its size, this other one and the rest do not depend on how many records were left out. Whether the batch is full
     depends on the other records alone; knowing it can only help an attacker. More records fill a batch more often, and
     then leave the record out more often.
-
     Source: Ganesh et al. 2025, "Tighter Privacy Analysis for Truncated Poisson Sampling", for a known number of
     records. Neighbouring data sets have any number up to the declared one, so the worst of several cases counts.
     """

@@ -87,7 +87,6 @@ class RdpAccountant:
 
     A pass of balls in bins counts as one release over all records, which is more than it costs. Batches of fixed size
     count at most twice what the Gaussian needs. Each of the ``orders`` is above 1.
-
     Source: Mironov, Talwar and Zhang 2019 (Poisson batches); Papernot and Steinke 2022, Theorems 2 and 6 (repeated
     runs).
 
@@ -196,7 +195,6 @@ def of_best(orders: np.ndarray, of_run: np.ndarray, mean: float, shape: float) -
     Guarantee: they hold for any number of orders above 1, also where some divergences are infinite. Theorem 2 takes one
     of the orders for the number of runs, so that each is valid, and here it is the best; a divergence is not above that
     of a larger order.
-
     Source: Papernot and Steinke 2022, Theorem 6 for the Poisson distribution, Theorem 2 for all others.
     """
     found = of_run + math.log(mean) / (orders - 1)
@@ -219,7 +217,6 @@ def renyi_loss(curve: RdpCurve, tail: float) -> LossDistribution:
     As a function of exp(epsilon) the exact delta is convex, so it is not above the convex hull of bounds at single
     points; a distribution on these points has that hull as its delta. At epsilons below 0 the bound is that of the
     other direction: delta(-e) = 1 - exp(-e) (1 - delta(e)).
-
     Source: Zhu, Dong and Wang 2022, Proposition 7.
     """
     largest = min(curve.epsilon(delta=max(tail, 1e-300)), 700.0)
@@ -258,7 +255,6 @@ def log_moments(event: Sampled, orders: np.ndarray) -> np.ndarray:
     E2 is the mean of (mu / mu0)^order under mu, with the record whose presence turns mu0 into mu. Whole orders have a
     closed form, others are a quadrature; where that would take millions of points, the result is that of the next
     whole order, which is larger.
-
     Source: Abadi et al. 2016, section 3.2 and appendix; E1 <= E2 by Mironov, Talwar and Zhang 2019, Theorem 5.
 
     >>> log_moments(kinds.PoissonGaussian(0.01, 4.0), np.array([1, 1.5, 2, 32])).round(8)
@@ -299,8 +295,7 @@ def _log_subsets(n: int) -> np.ndarray:
 class MomentsAccountant:
     """The accountant of Abadi et al.: adds up log-moments of the privacy loss, of orders above 0, whole or not.
 
-    The orders of the paper, ``range(1, 33)``, cannot certify an epsilon below ln(1/delta)/32; the default goes on to
-    1024.
+    Orders ``range(1, 33)``, those of the paper, certify no epsilon below ln(1/delta)/32; the default goes on to 1024.
 
     >>> from noisette.accounting.events import PoissonGaussian
     >>> accountant = MomentsAccountant(orders=range(1, 33))

@@ -13,10 +13,7 @@ from noisette.accounting.rdp import MomentsAccountant, RdpAccountant
 
 @dataclass(frozen=True)
 class Entry:
-    """What a name stands for, in a few words for help texts and reports.
-
-    ``resolve`` gives the class or function itself. It imports the module, so that a table can be read without torch.
-    """
+    """What a name stands for, in a few words; ``resolve`` imports it, so that a table can be read without torch."""
 
     resolve: Callable[[], Any]
     description: str

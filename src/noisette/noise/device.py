@@ -18,17 +18,11 @@ from noisette.core.noise import Noise, Part, Piece, PlainNoise, PlainPass, Secre
 def noise_of_words(radii: Tensor, angles: Tensor, std: Tensor, cosines: Tensor, sines: Tensor) -> list[Tensor]:
     """The formula of ``core.noise`` in operations that a compiler can do in one pass over memory.
 
-    It is right only if it is compiled: ``torch.sqrt`` is not rounded correctly on a processor. The two halves of each
-    tile are separate arguments, because a compiler needs a second pass to put two results into one tensor.
-
-    Args:
-        radii: shape (tiles, PAIRS): k - 1, and from bit 53 on the level.
-        angles: shape (tiles, PAIRS), 32 bits each.
-        std: a number in double precision, as a tensor, so that nothing is compiled anew when it changes.
-        cosines, sines: get the noise R cos(a) and R sin(a), shape (tiles, PAIRS).
-
-    Returns:
-        The cosines; torch compiles no graph without a result.
+    It is right only if it is compiled: ``torch.sqrt`` is not rounded correctly on a processor. Of each pair, in shape
+    (tiles, PAIRS), ``radii`` are k - 1 and from bit 53 on the level, and ``angles`` 32 bits; ``std`` is a tensor in
+    double precision, so that nothing is compiled anew when it changes. ``cosines`` and ``sines``, apart because putting
+    two results into one tensor takes a second pass, get the noise R cos(a) and R sin(a); the cosines are returned, as
+    torch compiles no graph without a result.
     """
     dtype, digits = cosines.dtype, digits_of(cosines.dtype)
     k = (radii & formula.MASK) + 1
@@ -63,11 +57,9 @@ def table_of(parts: Sequence[Part], tiles_of_program: int) -> tuple[np.ndarray, 
     """How the tiles of several tensors are divided among the programs of one launch of the kernel.
 
     The tiles of a run are numbered from that in which it begins. Where there are several runs, each of them counts as
-    many tiles as it may touch, so that the kernel finds run and tile by one division.
-
-    Returns:
-        For each part a row of: elements, first element in the parameter, elements of a run, elements between the
-        beginnings of runs, tiles of a run, first program. And the number of the row of each program.
+    many tiles as it may touch, so that the kernel finds run and tile by one division. There is a row for each part:
+    elements, first element in the parameter, elements of a run, elements between the beginnings of runs, tiles of a
+    run, first program; and the number of the row of each program.
     """
     rows, owners = [], []
     for number, part in enumerate(parts):

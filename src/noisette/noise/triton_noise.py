@@ -2,7 +2,6 @@
 
 A lane computes three blocks of the cipher: blocks 2c, 2c + 1 and 16 + c of a tile (c = 0..7) hold the 16 radii and the
 16 angles of pairs 16 c to 16 c + 15. So it makes 32 values, and needs no word of another lane.
-
 The values are those of the processor to the bit: the same operations in the same order, each rounded correctly. So
 ``enable_fp_fusion`` is off, and division and root are those of IEEE 754; Triton's ``/`` and ``sqrt`` are not.
 """
@@ -147,11 +146,9 @@ def _rows(x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15, 
 
 @triton.jit
 def _add(sums, values, wanted, within, run, begin, size, divisor):
-    """Add values (lanes, 16) to the elements of a run that they belong to, after dividing these by ``divisor``.
+    """Divide elements of a run by ``divisor`` and add those values (lanes, 16) to them whose bit is in ``wanted``.
 
-    ``wanted`` has a bit for each value of a lane, whether it is added; ``within`` says which element of its run the
-    first value is for, ``run`` has the elements of a run, and ``begin`` the element of the tensor at which a lane's run
-    begins.
+    The first value of a lane is for element ``within`` of its run, which has ``run`` from ``begin`` of the tensor on.
     """
     place = within[:, None] + tl.arange(0, 16)[None, :]
     element = begin[:, None] + place
@@ -223,8 +220,7 @@ def _noise(pointers, table, keys, owners, step0, step1, step2, std, divisor, til
 class TritonNoise:
     """Noise of one key on one device (a GPU, or a processor for Triton's interpreter), for sums in single precision.
 
-    The keys of the streams lie in the memory of the device as long as this object lives. A program computes ``tiles``
-    tiles, a power of two.
+    The keys of the streams lie in its memory as long as this object. A program computes ``tiles``, a power of two.
     """
 
     def __init__(self, key: SecretKey, device: torch.device, tiles: int = _TILES) -> None:
