@@ -95,16 +95,8 @@ def test_real_orders_of_the_four_hundred_epochs_in_the_paper():
 def test_log_of_the_original_code():
     """The README log of the authors' code: one release on all records, then 10 steps that it charges twice each."""
     run = PAPER.compose({Gaussian(7.0): 1, PoissonGaussian(0.01, 4.0): 20})
-    printed = [
-        (0.125, 0.72709),
-        (0.25, 0.24708),
-        (0.5, 0.0029139),
-        (1, 6.494e-10),
-        (2, 8.2241e-24),
-        (4, 1.319e-51),
-        (8, 3.3927e-107),
-    ]
-    for epsilon, delta in printed:
+    printed = 0.72709, 0.24708, 0.0029139, 6.494e-10, 8.2241e-24, 1.319e-51, 3.3927e-107
+    for epsilon, delta in zip((0.125, 0.25, 0.5, 1, 2, 4, 8), printed, strict=True):
         assert run.delta(epsilon=epsilon) == pytest.approx(delta, rel=2e-4)
 
 

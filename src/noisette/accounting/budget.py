@@ -20,10 +20,7 @@ from noisette.errors import PrivacyError
 
 
 def check_numbers(*, expected_batch_size: float, **declared: float | None) -> None:
-    """Check that every declared number is in its range, and that alternatives are not given together: all at once.
-
-    They are those of :func:`noisette.privatize`, ``None`` where not given.
-    """
+    """Check all declared numbers of a run at once, ``None`` where not given; alternatives exclude each other."""
     budget = (declared[name] for name in ("epsilon", "noise_multiplier", "delta"))
     pairs = ("sampling_rate", "public_size"), ("steps", "epochs")
     checks.all_of(
@@ -123,8 +120,9 @@ class PrivacyBudget:
             return self.accountant.compose(self.ledger.events).epsilon(delta=left)
         found = odometer_epsilon(declarations, delta=left)
         budget, of_budget = self._terms.epsilon, self._terms.delta
-        holds = budget is not None and of_budget is not None and delta >= of_budget and not self._excess(0)
-        return min(found, budget) if holds else found
+        if budget is not None and of_budget is not None and delta >= of_budget and not self._excess(0):
+            return min(found, budget)
+        return found
 
     def _excess(self, steps: int) -> str | None:
         """How this many further steps would exceed the budget, if they do."""

@@ -45,14 +45,11 @@ def with_releases(prior_events: Events, event: Event, times: int) -> Events:
 
 @dataclass(frozen=True)
 class Budget:
-    """A budget of epsilon at a delta, the accountant that computes the cost, and prior events that it covers.
-
-    Without one it is :class:`PldAccountant`, or with prior events the one that holds whatever their results chose.
-    """
+    """A budget of epsilon at a delta, the accountant that computes the cost, and prior events that it covers."""
 
     epsilon: float
     delta: float
-    accountant: Accountant | None
+    accountant: Accountant | None  # unless given the tightest, or one that holds whatever prior events have shown
     prior_events: Events
 
     def __post_init__(self) -> None:

@@ -93,8 +93,7 @@ class Event:
         values = {name: getattr(self, name) for name in getattr(self, "__match_args__", ())}
         return {name: value for name, value in values.items() if name != "parts" or value}
 
-    # How many steps form a round, which is counted as a whole: 1 but for noise that is correlated over steps.
-    round_length = 1
+    round_length = 1  # steps that are counted as a whole: more where noise is correlated over steps
 
     @property
     def neighbouring(self) -> Neighbouring:

@@ -24,9 +24,11 @@ class PrivacyCurve(Protocol):
 
     def epsilon(self, *, delta: float) -> float:
         """Epsilon at this delta, in (0, 1): 0 or more; ``inf`` where the accountant has no finite bound."""
+        ...
 
     def delta(self, *, epsilon: float) -> float:
         """Delta, from 0 to 1, at this epsilon, 0 or more."""
+        ...
 
 
 class Accountant(Protocol):
@@ -35,9 +37,11 @@ class Accountant(Protocol):
     @property
     def name(self) -> str:
         """The name on the command line and in reports."""
+        ...
 
     def compose(self, events: Events) -> PrivacyCurve:
         """The curve of all these events together, in any order."""
+        ...
 
 
 def resolved_noise(noise_multiplier: float) -> float:

@@ -148,7 +148,7 @@ class BandedNoise:
         divisor: float = 1.0,
         windows: Mapping[str, Window] = ALL_WHOLE,
     ) -> None:
-        """As :meth:`GaussianNoise.add_`, in place. Where ``std`` differs between steps, noise correlates in units of it."""
+        """As :meth:`GaussianNoise.add_`. Where ``std`` differs between steps, the noise is correlated in its units."""
         noises = {name: torch.zeros_like(tensor).view(-1) for name, tensor in tensors.items() if tensor.numel()}
         self._independent.add_(
             noises,
