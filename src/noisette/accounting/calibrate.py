@@ -109,14 +109,6 @@ class Budget:
                 beyond, above, below, rose = between, excess(between), below / 2 if rose is False else below, False
         return within
 
-    def least_noise_of(self, release: Callable[[float], StepRelease], steps: int) -> float:
-        """The least noise with which so many releases keep the budget."""
-        return self.least_noise(
-            lambda noise: with_releases(self.prior_events, release(noise), steps),
-            sampling_rate=release(MOST_NOISE).sampling_rate,
-            steps=steps,
-        )
-
     def least_noise(self, run: Callable[[float], Events], *, sampling_rate: float, steps: int) -> float:
         """The least noise of the grid with which a run, of the events of ``run``, keeps the budget; or an error."""
         count(steps=steps)
@@ -194,8 +186,24 @@ def noise_multiplier_for(
     >>> 2.99 < epsilon_for(delta=1e-5, sampling_rate=0.01, noise_multiplier=sigma, steps=6000) <= 3.0
     True
     """
-    budget = Budget(epsilon, delta, accountant, prior_events)
-    return budget.least_noise_of(partial(PoissonGaussian, sampling_rate), steps)
+    return least_noise(partial(PoissonGaussian, sampling_rate), epsilon, delta, steps, accountant, prior_events)
+
+
+def least_noise(
+    release: Callable[[float], StepRelease],
+    epsilon: float,
+    delta: float,
+    steps: int,
+    accountant: Accountant | None = None,
+    prior_events: Events = NO_EVENTS,
+) -> float:
+    """As :func:`noise_multiplier_for`, for a step's ``release`` of any kind with this noise multiplier."""
+    budget, rate = Budget(epsilon, delta, accountant, prior_events), release(MOST_NOISE).sampling_rate
+
+    def run(noise: float) -> Events:
+        return with_releases(prior_events, release(noise), steps)
+
+    return budget.least_noise(run, sampling_rate=rate, steps=steps)
 
 
 def least_noisy(
@@ -207,9 +215,8 @@ def least_noisy(
     accountant: Accountant,
     prior_events: Events = NO_EVENTS,
 ) -> StepRelease:
-    """The release that needs the least noise, as :func:`noise_multiplier_for`, of several ways to draw a batch."""
-    budget = Budget(epsilon, delta, accountant, prior_events)
-    noises = [budget.least_noise_of(release, steps) for release in releases]
+    """As :func:`least_noise`, the release that needs the least noise among several ways to draw a step's batch."""
+    noises = [least_noise(release, epsilon, delta, steps, accountant, prior_events) for release in releases]
     quietest = noises.index(min(noises))
     return releases[quietest](noises[quietest])
 

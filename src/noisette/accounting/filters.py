@@ -160,9 +160,6 @@ def odometer_epsilon(declarations: Sequence[Declaration], *, delta: float) -> fl
     return RenyiOdometer().compose(all_events(declarations)).epsilon(delta=delta)
 
 
-# Several records at once: a group, or all records of one user
-
-
 def for_several(event: Event, number: int, neighbouring: Neighbouring) -> Event | None:
     """A release with the guarantee for so many records, or users, at once; ``None`` where no event is that.
 

@@ -158,10 +158,7 @@ def least_noise_search(
     """The search of a wanted mean number of runs that keeps the budget with the least noise.
 
     Args:
-        epsilon: the budget, above 0.
-        delta: the probability with which the bound on epsilon may fail, in (0, 1).
-        sampling_rate: probability in (0, 1] that an example is in a batch of a run.
-        steps: steps of each run, at least 1.
+        epsilon, delta, sampling_rate, steps: the budget, and each run, as for ``noise_multiplier_for``.
         mean: expected number of runs, at least 1.
         shape: as in :class:`RepeatAndSelect`; the best of ``SHAPES`` unless given.
         accountant: computes the privacy cost; :class:`RdpAccountant` unless given.
