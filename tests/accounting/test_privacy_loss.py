@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -95,6 +96,9 @@ def test_counts_with_discrete_noise(sigma, most_values, monkeypatch):
 def test_much_discrete_noise_is_known_by_its_divergences():
     assert delta({DiscreteGaussian(2e5): 1}, 3e-5) < 20 * gaussian_delta(5e-6, 3e-5)
     assert delta({DiscreteGaussian(2e5): 1}, 1e-5) >= gaussian_delta(5e-6, 1e-5)
+    with warnings.catch_warnings():  # probabilities far out are too small for a float
+        warnings.simplefilter("error")
+        assert 0 < delta({DiscreteGaussian(3000.0): 1}, 0.7) < 1e-300
 
 
 @pytest.mark.parametrize(("rate", "noise"), [(0.01, 1.0), (0.3, 2.0), (0.9, 0.8)])

@@ -368,8 +368,9 @@ def discrete_gaussian_loss(noise_multiplier: float, tail: float) -> LossDistribu
     points = np.append(losses[first], losses[-1] + 1 / noise_multiplier**2)
     excess = masses * -np.expm1(np.repeat(points[:-1], np.diff(np.append(first, len(losses)))) - losses)
     joined = np.add.reduceat(masses, first)
-    shares = np.add.reduceat(excess, first) / joined / -np.expm1(-np.diff(points))
-    return on_points(points, joined * (1 + 1e-12), shares * (1 + 1e-9)).with_value(math.inf, tail)
+    shares = np.divide(np.add.reduceat(excess, first), joined, out=np.ones(len(joined)), where=joined > 0)
+    shares = shares / -np.expm1(-np.diff(points)) * (1 + 1e-9)
+    return on_points(points, joined * (1 + 1e-12), shares).with_value(math.inf, tail)
 
 
 def amount_loss(epsilon: float, delta: float) -> LossDistribution:
