@@ -139,3 +139,16 @@ def test_the_moment_of_a_replaced_record_follows_from_its_delta():
     found = loss.log_moment(np.array([p]))[0]
     assert math.exp(found) == pytest.approx(1 + p * (p - 1) * quad(term, 0, 12, limit=200)[0], rel=1e-6)
     assert loss.log_moment(np.array([1 - p]))[0] == pytest.approx(found, rel=1e-9)
+
+
+def test_the_oracle_agrees_with_simulation():
+    """Importance sampling: the moved Gaussian is drawn in every step with probability one third."""
+    rate, noise, times, epsilon = 0.05, 1.0, 4, 1.0
+    random, often, number = np.random.default_rng(3), 1 / 3, 400_000
+    x = random.normal(size=(number, times)) + (random.random((number, times)) < often) / noise
+    ratio = np.exp(x / noise - 0.5 / noise**2)
+    loss = np.log1p(rate * (ratio - 1))
+    weight = np.exp((loss - np.log1p(often * (ratio - 1))).sum(axis=1))
+    terms = weight * np.maximum(0, -np.expm1(epsilon - loss.sum(axis=1)))
+    exact = Truth({PoissonGaussian(rate, noise): times}, added=False).delta(epsilon)
+    assert abs(terms.mean() - exact) < 4 * terms.std() / math.sqrt(number)

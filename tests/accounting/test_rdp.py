@@ -46,6 +46,24 @@ def divergence_of_mixtures(rate, first, second, noise, order):
 
 
 @pytest.mark.parametrize(
+    ("size", "noise", "order"),
+    [(2, 0.7, 1.5), (2, 5.0, 32), (20, 1.0, 2), (20, 2.0, 8), (1000, 0.7, 3), (99, 20.0, 32)],
+)
+def test_a_batch_of_fixed_size_costs_at_least_what_two_data_sets_show(size, noise, order):
+    """The replaced example shifts the sum from one side to the other, or joins the others on one side.
+
+    Had the price taken the noise in units of a replaced record's sensitivity, it would be below at little noise.
+    """
+    event = FixedSizeGaussian(batch_size=max(1, size // 4), size=size, noise_multiplier=noise)
+    rate = event.batch_size / event.size
+    price = RdpAccountant(orders=(order,)).compose({event: 1}).divergences[0]
+    apart = divergence_of_mixtures(rate, 1.0, -1.0, noise, order)
+    joined = divergence_of_mixtures(rate, 2.0, 0.0, noise, order)
+    joining = divergence_of_mixtures(rate, 0.0, 2.0, noise, order)
+    assert price >= max(apart, joined, joining) * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(
     ("batch", "size", "noise"), [(1, 10_000, 1.0), (100, 10_000, 40.0), (100, 10_000, 2.0), (3, 4, 0.5), (7, 7, 3.0)]
 )
 def test_a_batch_of_fixed_size_costs_what_the_exact_pair_does_or_up_to_twice_as_much(batch, size, noise):

@@ -24,6 +24,32 @@ def epsilon_of(orders, divergences, delta):
     )
 
 
+def theorem_2(noise, mean, shape, delta):
+    """Papernot and Steinke 2022, Theorem 2, for one Gaussian release: divergence order / (2 noise^2)."""
+    low, high = 1e-15, 1.0
+    for _ in range(150):
+        gamma = math.sqrt(low * high)
+        of_gamma = (1 / gamma - 1) / (-math.log(gamma) if shape == 0 else (1 - gamma**shape) / shape)
+        low, high = (gamma, high) if of_gamma > mean else (low, gamma)
+    constant = min(
+        (1 + shape) * (1 - 1 / a) * a / (2 * noise**2) + (1 + shape) * math.log(1 / gamma) / a for a in ORDERS
+    )
+    found = [a / (2 * noise**2) + constant + math.log(mean) / (a - 1) for a in ORDERS]
+    return epsilon_of(ORDERS, found, delta)
+
+
+def price(noise, mean, shape, delta):
+    search = RepeatAndSelect(((Gaussian(noise), 1),), mean, shape)
+    return RdpAccountant().compose({search: 1}).epsilon(delta=delta)
+
+
+@pytest.mark.parametrize("noise", [1.0, 4.0])
+@pytest.mark.parametrize(("mean", "shape"), [(10.0, 0.0), (10.0, 0.5), (3.0, 1.0), (100.0, 3.0)])
+def test_the_price_is_that_of_theorem_2(noise, mean, shape):
+    for delta in (1e-5, 1e-8):
+        assert price(noise, mean, shape, delta) == pytest.approx(theorem_2(noise, mean, shape, delta), rel=1e-4)
+
+
 # The theorems, for mechanisms of few results: the best of the runs by enumeration of their number
 
 FEW_ORDERS = np.array([1.05, 1.3, 1.5, 2, 2.5, 4, 8, 16, 64, 256, 4096])

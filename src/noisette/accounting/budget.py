@@ -19,15 +19,24 @@ from noisette.accounting.ledger import Ledger, RecordedRun, declared
 from noisette.errors import PrivacyError
 
 
-def check_numbers(*, expected_batch_size: float, **declared: float | None) -> None:
-    """Check all declared numbers of a run at once, ``None`` where not given; alternatives exclude each other."""
-    budget = (declared[name] for name in ("epsilon", "noise_multiplier", "delta"))
-    pairs = ("sampling_rate", "public_size"), ("steps", "epochs")
+def check_numbers(
+    *,
+    expected_batch_size: float,
+    epsilon: float | None,
+    noise_multiplier: float | None,
+    delta: float | None,
+    **plan: float | None,
+) -> None:
+    """Check that every declared number is in its range, and that alternatives are not given together: all at once.
+
+    ``plan`` are the sampling rate, steps, public size and epochs, or ``None``.
+    """
     checks.all_of(
-        partial(_check_budget_is_complete, *budget),
-        *(partial(checks.exactly_one, **{name: declared[name] for name in pair}) for pair in pairs),
+        partial(_check_budget_is_complete, epsilon, noise_multiplier, delta),
+        partial(checks.exactly_one, sampling_rate=plan["sampling_rate"], public_size=plan["public_size"]),
+        partial(checks.exactly_one, steps=plan["steps"], epochs=plan["epochs"]),
         partial(checks.positive, expected_batch_size=expected_batch_size),
-        partial(check_ranges, **declared),
+        partial(check_ranges, **plan, epsilon=epsilon, noise_multiplier=noise_multiplier, delta=delta),
     )
 
 
@@ -72,8 +81,9 @@ class RunParameters:
         """The events in a ledger that are not of this run, with how often each happens."""
         beside: Counter[Event] = Counter()
         for series, times in ledger.paid.items():
-            beside[series.event] += times * (series.run != self.run)
-        return dict(+beside)
+            if series.run != self.run:
+                beside[series.event] += times
+        return dict(beside)
 
     def facts(self) -> dict[str, Any]:
         return vars(self) | {"event": facts_of(self.event)}
