@@ -60,7 +60,9 @@ def adult(data_dir: Path | None) -> DataSet:
 
 
 def _incomes(path: Path) -> Split:
-    rows = [row for row in tables.rows(path) if not row[0].startswith("|")]  # the test file begins with a comment
+    rows = [
+        row for row in tables.parsed(path, tables.fields) if not row[0].startswith("|")
+    ]  # the test file begins with a comment
     columns = tables.table(path, header=[*ATTRIBUTES, _INCOME.label], rows=rows)
     income = [text.rstrip(".") for text in columns[_INCOME.label]]  # labels of the test file end with a dot
     split, problems = tables.encode({**columns, _INCOME.label: income}, _INCOME, _INCOME.features(ATTRIBUTES))

@@ -40,7 +40,7 @@ def ag_news(data_dir: Path | None, numbering: Numbering) -> DataSet:
     """
 
     def articles(path: Path) -> Part:
-        rows = tables.table(path, header=("class", "title", "description"), rows=tables.rows(path))
+        rows = tables.table(path, header=("class", "title", "description"), rows=tables.parsed(path, tables.fields))
         texts = [" ".join(parts) for parts in zip(rows["title"], rows["description"], strict=True)]
         return path, texts, rows["class"]
 
@@ -119,7 +119,7 @@ def _tab_separated(stream: TextIO) -> list[list[str]]:
 
 def _labelled(path: Path, text: str, lines: Sequence[Sequence[str]] | None = None) -> Part:
     """The columns ``text`` and label; the first line has the names of the columns."""
-    header, *rows = (tables.rows(path) if lines is None else lines) or [[]]
+    header, *rows = (tables.parsed(path, tables.fields) if lines is None else lines) or [[]]
     found = tables.table(path, header=header, rows=rows)
     refuse(str(path), [f"there is no column {name!r}" for name in ("label", text) if name not in found])
     return path, found[text], found["label"]

@@ -143,9 +143,9 @@ def _problems(error: pydantic.ValidationError, names: list[str], given: Mapping[
 
 
 def _as_texts(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list | tuple):
-        raise ValueError('expected a list of texts, such as ["a", "b"]')
-    return tuple(map(text_of, value))
+    if isinstance(value, list | tuple):
+        return tuple(map(text_of, value))
+    raise ValueError('expected a list of texts, such as ["a", "b"]')
 
 
 def _as_date(value: Any) -> date:
@@ -364,14 +364,15 @@ class Columns:
         problems: list[str] = []
         found: dict[str, Column] = {}
         for name, table in tables.items():
-            kind = table.get("kind") if isinstance(table, Mapping) else None
+            given = dict(table) if isinstance(table, Mapping) else {}
+            kind = given.pop("kind", None)
             if not isinstance(table, Mapping):
                 problems.append(f"{name!r} is no table; write [columns.{name}] and the lines kind = ... below it")
             elif str(kind) not in KINDS:
                 problems.append(f"{name!r}: expected kind to be one of {', '.join(KINDS)}, got {kind!r}")
             else:
                 try:
-                    found[name] = KINDS[str(kind)](**{key: value for key, value in table.items() if key != "kind"})
+                    found[name] = KINDS[str(kind)](**given)
                 except DeclarationError as error:
                     problems += [f"{name!r}: {problem}" for problem in error.problems]
         refuse(source, problems)
@@ -420,10 +421,8 @@ class Columns:
     def absent(self, rows: Any) -> list[str]:
         """A message for each declared column that the rows lack."""
         closest = {name: close_name(name, map(str, rows)) for name in self.names if name not in rows}
-        return [
-            f"there is no column {name!r}" + (f"; did you mean {close!r}?" if close else "")
-            for name, close in closest.items()
-        ]
+        hints = {name: f"; did you mean {close!r}?" if close else "" for name, close in closest.items()}
+        return [f"there is no column {name!r}{hint}" for name, hint in hints.items()]
 
     def encoded(self, rows: Any) -> tuple[np.ndarray, list[str]]:
         """The inputs, and a message for each column and problem; if there are any, the inputs must not be used."""
@@ -431,11 +430,9 @@ class Columns:
         for name, column in self._used.items():
             block, refused = column.encode(rows[name])
             blocks.append(block)
-            problems += [
-                f"column {name!r}: {problem} {in_rows(bad)}{_WAYS_OUT.get(problem, '')}"
-                for problem, mask in refused.items()
-                if (bad := np.flatnonzero(mask).tolist())
-            ]
+            for problem, mask in refused.items():
+                if bad := np.flatnonzero(mask).tolist():
+                    problems.append(f"column {name!r}: {problem} {in_rows(bad)}{_WAYS_OUT.get(problem, '')}")
         if not blocks:
             raise DataError("no column is an input: declare a number, a date or a category")
         return np.concatenate(blocks, axis=1, dtype=np.float32), problems
@@ -560,9 +557,7 @@ class Declaration:
     @property
     def class_names(self) -> tuple[str, ...]:
         """The label of each class as the files have it, in the order of the class numbers; () if undeclared."""
-        if self.classes is None:
-            return ()
-        return tuple(map(str, range(self.classes))) if isinstance(self.classes, int) else tuple(self.classes)
+        return tuple(map(str, range(self.classes))) if isinstance(self.classes, int) else tuple(self.classes or ())
 
     def public_facts(self, subject: str, *, test_place: str | None = None, images: bool = False) -> tuple[int, int]:
         """The declared number of classes (1 for regression) and size; ``subject`` names the files in errors.

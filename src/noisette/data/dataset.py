@@ -129,8 +129,8 @@ class DataSet:
             )
         words = self.words if self.vectors is None else len(self.vectors)
         if words and (inputs.ndim != 2 or inputs.dtype.kind != "i"):
-            got = f"{inputs.dtype} of shape {inputs.shape}"
-            problems.append(f"inputs of type {got}; of words they are integers, (n, tokens)")
+            found = f"{inputs.dtype} of shape {inputs.shape}"
+            problems.append(f"inputs of type {found}; of words they are integers, (n, tokens)")
         elif words and len(outside := np.flatnonzero(((inputs < 0) | (inputs >= words)).any(axis=1))):
             problems.append(f"{len(outside)} texts with words outside 0..{words - 1}, the first at index {outside[0]}")
         return problems

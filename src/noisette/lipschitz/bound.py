@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -82,33 +82,28 @@ def largest_gradient_ratio(
 
     ``limit`` is the norm of the gradient with respect to the scores.
     """
-    bounds = [(model.get_parameter(name), bound) for name, bound in sensitivities.items()]
+    parameters, bounds = [model.get_parameter(name) for name in sensitivities], list(sensitivities.values())
     largest = 0.0
     with torch.random.fork_rng(), torch.enable_grad(), ModelBuffers(model).lent():
         torch.manual_seed(0)
         for _ in range(_STARTS):
-            start = torch.randn(1, *shape).to(bounds[0][0])
+            x = torch.randn(1, *shape).to(parameters[0])
             with suppress(RuntimeError):  # an operation without a second derivative ends the search
-                for ratio in _ascent(model, start, limit, bounds):
-                    largest = max(largest, ratio)
+                cotangent = torch.randn_like(model(x).detach())
+                for _ in range(_STEPS):  # of an ascent over the input and the score gradient
+                    x, cotangent = x.detach().requires_grad_(), cotangent.detach().requires_grad_()
+                    direction = limit * cotangent / cotangent.norm()
+                    gradients = torch.autograd.grad((model(x) * direction).sum(), parameters, create_graph=True)
+                    # Squared ratios, because a norm has no derivative at zero.
+                    ratios = torch.stack([g.square().sum() / s**2 for g, s in zip(gradients, bounds, strict=True)])
+                    largest = max(largest, float(ratios.detach().max().sqrt()))
+                    climbs = torch.autograd.grad(ratios.sum(), [x, cotangent], materialize_grads=True)
+                    x, cotangent = (
+                        value
+                        + _STEP_SIZE * value.norm() * climb / climb.norm().clamp(min=torch.finfo(climb.dtype).tiny)
+                        for value, climb in zip((x, cotangent), climbs, strict=True)
+                    )
     return largest
-
-
-def _ascent(model: nn.Module, x: Tensor, limit: float, bounds: Sequence[tuple[Tensor, float]]) -> Iterator[float]:
-    """The ratio at each step of an ascent over the input and the score gradient, whose norm stays at ``limit``."""
-    cotangent = torch.randn_like(model(x).detach())
-    for _ in range(_STEPS):
-        x, cotangent = x.detach().requires_grad_(), cotangent.detach().requires_grad_()
-        direction = limit * cotangent / cotangent.norm()
-        gradients = torch.autograd.grad((model(x) * direction).sum(), [p for p, _ in bounds], create_graph=True)
-        # Squared ratios, because a norm has no derivative at zero.
-        ratios = torch.stack([g.square().sum() / bound**2 for g, (_, bound) in zip(gradients, bounds, strict=True)])
-        yield float(ratios.detach().max().sqrt())
-        climbs = torch.autograd.grad(ratios.sum(), [x, cotangent], materialize_grads=True)
-        x, cotangent = (
-            value + _STEP_SIZE * value.norm() * climb / climb.norm().clamp(min=torch.finfo(climb.dtype).tiny)
-            for value, climb in zip((x, cotangent), climbs, strict=True)
-        )
 
 
 class LossWatch(TorchFunctionMode):
@@ -200,14 +195,13 @@ def recorded_calls(model: nn.Module, shape: tuple[int, ...]) -> Iterator[list[Mo
     found = [(hooks, dict(hooks)) for hooks in _hooks(model) if hooks]
     for hooks, _ in found:
         hooks.clear()
-    measured = [module for module in model.modules() if is_measured(module)]
-    handles = [module.register_forward_hook(check_measured_shape) for module in measured]
-    handles.append(model.register_forward_hook(record, with_kwargs=True))
     try:
-        yield calls
+        with ExitStack() as ours:
+            for module in filter(is_measured, model.modules()):
+                ours.enter_context(module.register_forward_hook(check_measured_shape))
+            ours.enter_context(model.register_forward_hook(record, with_kwargs=True))
+            yield calls
     finally:
-        for handle in handles:
-            handle.remove()
         for hooks, kept in found:
             hooks.update(kept)
 

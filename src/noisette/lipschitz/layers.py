@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from noisette import errors as checks
 from noisette.lipschitz.projections import Constrained, Orthogonal, project
-from noisette.lipschitz.propagation import NormBound, Projection, Sensitivities, Stretching
+from noisette.lipschitz.propagation import NormBound, Projection, Stretching  # noqa: F401 - in doctests
 
 __all__ = ["GroupSort2", "LayerCentering", "PatchConv2d", "SpectralConv2d", "SpectralLinear"]
 
@@ -42,23 +42,7 @@ def per_example_norms(x: Tensor) -> Tensor:
     return torch.linalg.vector_norm(x.flatten(1) if x.dim() > 1 else x.unsqueeze(1), dim=1, dtype=torch.float64)
 
 
-class _SpectralMap(Constrained):
-    """A linear map by ``weight``, whose certified norm is its Lipschitz constant."""
-
-    weight: nn.Parameter
-
-    def output_shape(self, shape: Shape) -> Shape:
-        """Shape of one example's output; ValueError if the map cannot take an example of this shape."""
-        raise NotImplementedError
-
-    def bound_forward(self, x: NormBound) -> NormBound:
-        return NormBound(self.norm * x.norm, self.output_shape(x.shape))
-
-    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
-        return self.norm * g, {self.weight: g * x.norm}
-
-
-class SpectralLinear(_SpectralMap):
+class SpectralLinear(Constrained):
     """A 1-Lipschitz linear map of the last axis, without bias; its weight is initialised orthogonal.
 
     Inputs are (b, in_features) or (b, positions, in_features), with any number of position axes.
@@ -152,7 +136,7 @@ def _max_overlap(side: int, outputs: int, taps: int, stride: int, padding: int) 
     return max((count for pixel, count in windows_at.items() if 0 <= pixel < side), default=1)
 
 
-class SpectralConv2d(_SpectralMap):
+class SpectralConv2d(Constrained):
     """A 1-Lipschitz convolution without bias, padded with zeros.
 
     ``weight``, reshaped to one row per output channel, has a spectral norm of at most one. The kernel is ``weight``

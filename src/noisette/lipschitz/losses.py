@@ -22,18 +22,12 @@ def score_norm_bound(logit_bound: float | None) -> float:
     return math.inf if logit_bound is None else logit_bound
 
 
-def _class_targets(scores: Tensor, targets: Tensor, outputs: int | None) -> tuple[Tensor, Tensor]:
-    """The classes of examples with scores (b, outputs), and 1 for each, or NaN where the target is not a class.
-
-    A loss that is multiplied by it, and its gradient, become NaN: such an example contributes nothing to a bounded
-    sum. An error would show that the record is there. Other shapes of scores or targets are a ValueError.
-    """
-    if scores.dim() != 2 or scores.shape[1] < 2 or outputs not in (None, scores.shape[1]):
-        raise ValueError(f"expected scores of shape (b, {outputs or 'classes'}), got {tuple(scores.shape)}")
-    return _whole_below(scores.shape[1], scores, targets)
-
-
 def _whole_below(classes: int, scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """The targets, and 1 for each, or NaN where it is no class.
+
+    A loss that is multiplied by it, and its gradient, become NaN: such an example contributes nothing to a bounded sum.
+    An error would show that the record is there.
+    """
     _check_one_per_example(scores, targets)
     known = (targets >= 0) & (targets < classes) & (targets == targets.long())
     return torch.where(known, targets, 0).long(), one_or_nan(known, scores)
@@ -83,7 +77,10 @@ class TauCrossEntropy(Shown):
         self.tau, self.classes = tau, classes
 
     def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
-        classes, known = _class_targets(scores, targets, self.classes)
+        outputs = scores.shape[1] if scores.dim() == 2 else 0
+        if outputs < 2 or self.classes not in (None, outputs):
+            raise ValueError(f"expected scores of shape (b, {self.classes or 'classes'}), got {tuple(scores.shape)}")
+        classes, known = _whole_below(outputs, scores, targets)
         return F.cross_entropy(self.tau * scores, classes, reduction="none") / self.tau * known
 
     def lipschitz(self, logit_bound: float | None = None) -> float:

@@ -16,13 +16,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from noisette.lipschitz.propagation import Projection, Shown
+from noisette.lipschitz.propagation import NormBound, Projection, Sensitivities, Shown
 
 _STEPS = 30  # enough for a singular value of 1e-5 to reach one
 _LEAST_NORM = 1e-3  # so that no bound behind a layer becomes zero with its weights
 _CONVERGENT = 1.7  # largest singular value to start from: below sqrt(3), where a step would change its sign
-
-
 _EPS = torch.finfo(torch.float64).eps
 
 
@@ -147,11 +145,13 @@ def _require_finite(matrices: Tensor) -> None:
 
 
 class Constrained(Shown):
-    """A module with a parameter that is constrained by a projection to a set of matrices of certified norm.
+    """A linear map by ``weight``, which a projection keeps in a set of matrices; their norm is its Lipschitz constant.
 
     The parameter itself is constrained, so its gradient is the plain one. It is projected when a state dict is loaded
     and after each step; call :func:`project` when the module is created.
     """
+
+    weight: nn.Parameter
 
     def __init__(self, projection: Projection) -> None:
         super().__init__()
@@ -168,6 +168,16 @@ class Constrained(Shown):
         if not norms.isfinite().all():
             raise ValueError(f"the weights of {type(self).__name__} have no finite norm: {norms.tolist()}")
         self.norm = max(_LEAST_NORM, float(norms.max()))
+
+    def output_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape of one example's output; ValueError if the map cannot take an example of this shape."""
+        raise NotImplementedError
+
+    def bound_forward(self, x: NormBound) -> NormBound:
+        return NormBound(self.norm * x.norm, self.output_shape(x.shape))
+
+    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
+        return self.norm * g, {self.weight: g * x.norm}
 
 
 def _project_after_load(module: nn.Module, _: object) -> None:

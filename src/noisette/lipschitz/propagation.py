@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeGuard
+from typing import Any, NamedTuple, Protocol, TypeGuard
 from weakref import WeakKeyDictionary
 
 import torch
@@ -86,8 +86,7 @@ class Stretching(Shown):
         return self.constant(x.shape) * g, {}
 
 
-@dataclass(frozen=True)
-class LipschitzFunction:
+class _Function(NamedTuple):
     """The bounds of a class of torch's modules without parameters that are Lipschitz functions.
 
     ``constant`` gives the Lipschitz constant, and ``at_zero`` a bound on the absolute value of each element of f(0),
@@ -97,13 +96,6 @@ class LipschitzFunction:
     constant: Callable[[Any], float]
     at_zero: Callable[[Any], float] = lambda module: 0.0
     reshapes: bool = False
-
-    def bound_forward(self, module: nn.Module, x: NormBound) -> NormBound:
-        shape = output_shape(module, x.shape) if self.reshapes else x.shape
-        return NormBound(self.constant(module) * x.norm + self.at_zero(module) * math.sqrt(math.prod(shape)), shape)
-
-    def bound_backward(self, module: nn.Module, x: NormBound, g: float) -> tuple[float, Sensitivities]:
-        return self.constant(module) * g, {}
 
 
 _SMOOTH_THRESHOLD = 20.0  # torch's own; the step there is 2e-9 / beta
@@ -178,19 +170,19 @@ def _slope_of_softplus(module: nn.Softplus) -> float:
 
 
 # For exactly these classes, and none of their subclasses, which may compute something else.
-_rules: dict[type[nn.Module], LipschitzFunction] = {
-    **dict.fromkeys((nn.Identity, nn.ReLU, nn.Tanh), LipschitzFunction(lambda _: 1.0)),
-    **dict.fromkeys((nn.Flatten, nn.Unflatten), LipschitzFunction(lambda _: 1.0, reshapes=True)),
-    nn.LeakyReLU: LipschitzFunction(lambda own: max(1.0, abs(own.negative_slope))),
-    nn.ELU: LipschitzFunction(lambda own: max(1.0, abs(own.alpha))),
-    nn.Sigmoid: LipschitzFunction(lambda _: 0.25, lambda _: 0.5),
-    nn.Softplus: LipschitzFunction(_slope_of_softplus, lambda own: math.log(2) / abs(own.beta)),
-    nn.GELU: LipschitzFunction(lambda _: 1.1290),
-    nn.SiLU: LipschitzFunction(lambda _: 1.0999),
+_rules: dict[type[nn.Module], _Function] = {
+    **dict.fromkeys((nn.Identity, nn.ReLU, nn.Tanh), _Function(lambda _: 1.0)),
+    **dict.fromkeys((nn.Flatten, nn.Unflatten), _Function(lambda _: 1.0, reshapes=True)),
+    nn.LeakyReLU: _Function(lambda own: max(1.0, abs(own.negative_slope))),
+    nn.ELU: _Function(lambda own: max(1.0, abs(own.alpha))),
+    nn.Sigmoid: _Function(lambda _: 0.25, lambda _: 0.5),
+    nn.Softplus: _Function(_slope_of_softplus, lambda own: math.log(2) / abs(own.beta)),
+    nn.GELU: _Function(lambda _: 1.1290),
+    nn.SiLU: _Function(lambda _: 1.0999),
     # In both modes that of training, so that the mode in which a batch is released changes no bound.
-    nn.Dropout: LipschitzFunction(lambda own: 1 / (1 - own.p) if own.p < 1 else 1.0),
-    nn.MaxPool2d: LipschitzFunction(lambda own: 1.0 if _window_pixels(own) else 0.0, reshapes=True),
-    nn.AvgPool2d: LipschitzFunction(lambda own: _window_pixels(own) ** -0.5, reshapes=True),
+    nn.Dropout: _Function(lambda own: 1 / (1 - own.p) if own.p < 1 else 1.0),
+    nn.MaxPool2d: _Function(lambda own: 1.0 if _window_pixels(own) else 0.0, reshapes=True),
+    nn.AvgPool2d: _Function(lambda own: _window_pixels(own) ** -0.5, reshapes=True),
 }
 
 
@@ -216,7 +208,8 @@ def forward(module: nn.Module, x: NormBound) -> NormBound:
             x = forward(part, x)
         return x
     if rule := _rules.get(type(module)):
-        return rule.bound_forward(module, x)
+        shape = output_shape(module, x.shape) if rule.reshapes else x.shape
+        return NormBound(rule.constant(module) * x.norm + rule.at_zero(module) * math.sqrt(math.prod(shape)), shape)
     _refuse_trained(module)
     return NormBound(math.inf, output_shape(module, x.shape))
 
@@ -236,7 +229,7 @@ def backward(module: nn.Module, x: NormBound, g: float) -> tuple[float, Sensitiv
             found.append(own)
         return g, sum_sensitivities(found)
     if rule := _rules.get(type(module)):
-        return rule.bound_backward(module, x, g)
+        return rule.constant(module) * g, {}
     _refuse_trained(module)
     return math.inf, {}
 

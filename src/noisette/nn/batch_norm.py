@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, ClassVar, Self
 
 import torch
@@ -79,10 +79,7 @@ class ChannelNorm(nn.Module):
 
 
 class PublicNorm(ChannelNorm):
-    """A norm with the statistics of a public batch, see :class:`noisette.nn.batch_norm.PublicBatch`.
-
-    If the norm directly follows a layer with weights, the gradient accounts for their effect on the statistics.
-    """
+    """A norm with the statistics of a :class:`PublicBatch`; see :class:`PublicBatchNorm` for their gradients."""
 
     needs_public = True
 
@@ -105,12 +102,10 @@ class PublicNorm(ChannelNorm):
         """What `noisette doctor` tells the user about this norm, "" if nothing."""
         if not self._is_measured:
             return "has no public batch yet; noisette.nn.convert_batch_norm gives it one"
-        if not self._follows:
-            return (
-                "does not directly follow a linear layer or a convolution, so its public statistics count as constants "
-                "in the gradient"
-            )
-        return ""
+        constant = (
+            "does not directly follow a linear layer or a convolution, so its public statistics count as constants"
+        )
+        return "" if self._follows else f"{constant} in the gradient"
 
     @property
     def layer(self) -> Weighted | None:
@@ -124,13 +119,11 @@ class PublicNorm(ChannelNorm):
         def keep_input(layer: nn.Module, args: tuple[Tensor, ...]) -> None:
             self._public_input = args[0]
 
-        handle = None if self.layer is None else self.layer.register_forward_pre_hook(keep_input)
         self._measuring, self._is_measured = True, False
         try:
-            yield
+            with nullcontext() if self.layer is None else self.layer.register_forward_pre_hook(keep_input):
+                yield
         finally:
-            if handle is not None:
-                handle.remove()
             self._measuring, self._public_input = False, None
 
     def forward(self, input: Tensor) -> Tensor:
@@ -244,11 +237,8 @@ class PerExampleBatchNorm(PublicNorm):
     """
 
     def normalised(self, input: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-        """The input normalised by the joint statistics of each example and the public values.
-
-        With n public values, m values of the example in each channel, and p = n / (n + m), the joint mean is
-        own_mean + p d for d = mean - own_mean, and the joint variance p variance + (1 - p) (own_variance + p d^2).
-        """
+        # With n public values, m values of the example in each channel, p = n / (n + m) and d = mean - own_mean, the
+        # joint mean is own_mean + p d, and the joint variance p variance + (1 - p) (own_variance + p d^2).
         public, positions = self._values or int(self.num_batches_tracked), input[0, 0].numel()
         share = public / (public + positions)
         values = input.flatten(2) if input.dim() > 2 else input.unsqueeze(2)
@@ -271,13 +261,6 @@ class FrozenBatchNorm(ChannelNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         return self.with_constants(input)
-
-
-_WEIGHTED = (
-    nn.Linear,
-    *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
-    *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
-)
 
 
 class PublicBatch:
@@ -381,13 +364,13 @@ def _find_preceding_layers(model: nn.Module) -> Iterator[None]:
         known = outputs.get(id(args[0]))
         norm._follows = (known[2],) if known and known[1] == args[0]._version else ()
 
-    handles = [part.register_forward_hook(remember) for part in model.modules() if isinstance(part, _WEIGHTED)]
-    handles += [norm.register_forward_pre_hook(tell) for norm in norms_of(model)]
-    try:
+    with ExitStack() as hooks:
+        for part in model.modules():
+            if isinstance(part, Weighted):
+                hooks.enter_context(part.register_forward_hook(remember))
+            elif isinstance(part, PublicNorm):
+                hooks.enter_context(part.register_forward_pre_hook(tell))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _versions(model: nn.Module) -> tuple[Any, ...]:

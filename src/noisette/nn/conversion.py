@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import cache, partial
 from typing import TypeVar
 
 import torch
@@ -58,29 +60,24 @@ def convert_batch_norm(
     )
     if private is not None:
         refuse_overlap(inputs, _inputs(private))
-    if inputs and any(isinstance(part, _BatchNorm) for part in model.modules()):
+    has_norms = any(isinstance(part, _BatchNorm) for part in model.modules())
+    if inputs and has_norms:
         try:
             with torch.no_grad(), in_evaluation(model):
                 model(*(like(x, model) for x in inputs))
         except RuntimeError as error:
             shapes = ", ".join(str(tuple(x.shape)) for x in inputs)
             raise ValueError(f"the model does not take the public batch, of shape {shapes}: {error}") from error
-    made: dict[_BatchNorm, nn.Module] = {}
-
-    def converted(norm: _BatchNorm) -> nn.Module:
-        if norm not in made:
-            made[norm] = _made(to, norm)
-        return made[norm]
-
+    converted = cache(partial(_made, to))  # one norm in two places becomes one
     if isinstance(model, _BatchNorm):
         model = converted(model)  # pyright: ignore[reportAssignmentType]
     for part in list(model.modules()):
         part._modules.update(
             {name: converted(child) for name, child in part._modules.items() if isinstance(child, _BatchNorm)}
         )
-    if made and issubclass(to, ChannelNorm) and to.needs_public:
+    if has_norms and issubclass(to, ChannelNorm) and to.needs_public:
         to.use_public(model, inputs, every)
-    elif made and inputs:
+    elif has_norms and inputs:
         _freeze_at(model, inputs)
     return model
 
@@ -122,8 +119,7 @@ def _added_by(norm: _BatchNorm) -> str:
         return "has a forward of its own"
     if norm._modules:
         return f"has modules of its own: {', '.join(norm._modules)}"
-    tensors = {*norm._parameters, *norm._buffers} - {*_STATE}
-    if tensors:
+    if tensors := {*norm._parameters, *norm._buffers} - {*_STATE}:
         return f"has parameters or buffers of its own: {', '.join(sorted(tensors))}"
     if norm._forward_hooks or norm._forward_pre_hooks or norm._backward_hooks or norm._backward_pre_hooks:
         return "has hooks: remove them first"
@@ -167,10 +163,7 @@ def _made(to: Norm, norm: _BatchNorm) -> nn.Module:
 
 
 def _groups(channels: int) -> int:
-    """At most 32 groups of at least 16 channels each: normalising a small group removes too much information.
-
-    Source: Wu & He 2018.
-    """
+    """At most 32 groups of at least 16 channels: a small group loses too much information. Source: Wu & He 2018."""
     most = max(1, min(_MOST_GROUPS, channels // _LEAST_CHANNELS))
     return next(groups for groups in range(most, 0, -1) if channels % groups == 0)
 
@@ -183,11 +176,8 @@ def _freeze_at(model: nn.Module, inputs: Sequence[Tensor]) -> None:
         norm.running_mean.copy_(args[0].mean(axes))
         norm.running_var.copy_(args[0].var(axes, correction=0))
 
-    frozen = [norm for norm in model.modules() if isinstance(norm, FrozenBatchNorm)]
-    handles = [norm.register_forward_pre_hook(take) for norm in frozen]
-    try:
-        with torch.no_grad():
-            model(*(like(x, model) for x in inputs))
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as hooks, torch.no_grad():
+        for norm in model.modules():
+            if isinstance(norm, FrozenBatchNorm):
+                hooks.enter_context(norm.register_forward_pre_hook(take))
+        model(*(like(x, model) for x in inputs))

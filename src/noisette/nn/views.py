@@ -83,7 +83,10 @@ class MirrorAndShift:
     """
 
     def __init__(self, *, flip: bool = True, shift: int = 0) -> None:
-        _check(flip, shift)
+        if shift:
+            checks.count(shift=shift)
+        if not (flip or shift):
+            raise ValueError("views are mirrored or shifted; ask for flip, for a shift, or for both")
         self.flip, self.shift = flip, shift
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -104,10 +107,3 @@ def _shifted(images: Tensor, down: Tensor, right: Tensor) -> Tensor:
     columns = (torch.arange(width, device=images.device) - right.unsqueeze(1)).clamp(0, width - 1)
     moved = images.gather(2, rows[:, None, :, None].expand(images.shape))
     return moved.gather(3, columns[:, None, None, :].expand(images.shape))
-
-
-def _check(flip: bool, shift: int) -> None:
-    if shift:
-        checks.count(shift=shift)
-    if not (flip or shift):
-        raise ValueError("views are mirrored or shifted; ask for flip, for a shift, or for both")

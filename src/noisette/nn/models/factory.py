@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from noisette.data.words import tokenizer_of
+from noisette.data.words import from_folder, tokenizer_of
 from noisette.nn.batch_norm import in_evaluation
 from noisette.nn.models import REGISTRY
 from noisette.nn.models.networks import FixedFeatures, Shape, numbers_of
@@ -37,23 +37,11 @@ class HuggingFaceText(nn.Module):
 def text_model(folder: Path, classes: int) -> HuggingFaceText:
     """The model in a folder that ``save_pretrained`` has written, with a new layer of scores if the classes differ.
 
-    No code of the folder is run, weights are read from safetensors alone, and nothing is downloaded. There is no
-    guarantee for what the weights were trained on, which is taken to be public.
+    Weights are read from safetensors alone. There is no guarantee for what they were trained on, taken to be public.
     """
     padding = tokenizer_of(folder).pad_token_id
-    from transformers import AutoModelForSequenceClassification
-
-    try:
-        model = AutoModelForSequenceClassification.from_pretrained(
-            folder,
-            num_labels=classes,
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-            ignore_mismatched_sizes=True,
-        )
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"{folder} holds no model for texts that can be loaded: {error}") from error
+    settings = {"num_labels": classes, "use_safetensors": True, "ignore_mismatched_sizes": True}
+    model = from_folder("AutoModelForSequenceClassification", "model for texts", folder, settings)
     model.config.pad_token_id = padding
     return HuggingFaceText(model, padding)
 
@@ -139,9 +127,6 @@ def _misfits(known: Mapping[str, Tensor], weights: Mapping[str, Tensor], frozen:
             yield f"{part}: cannot be frozen, since no part of the model with weights has this name"
 
 
-Factory = Callable[..., nn.Module]  # called with shape and classes, and with words
-
-
 def build(name: str, shape: Shape, classes: int, words: int = 0) -> nn.Module:
     """A fresh model: one of :func:`names`, ``package.module:callable``, or a folder of Hugging Face.
 
@@ -207,11 +192,11 @@ def _made(name: str, shape: Shape, classes: int, words: int) -> nn.Module:
             else f"the model {name!r} takes texts whose words are numbers; there are none in these data"
         )
     made = model.factory
-    factory: Factory = _imported(f"noisette.nn.models.{made}") if isinstance(made, str) else made
+    factory: Callable[..., nn.Module] = _imported(f"noisette.nn.models.{made}") if isinstance(made, str) else made
     return factory(shape, classes, words=words) if words else factory(shape, classes)
 
 
-def _users_own(name: str) -> Factory:
+def _users_own(name: str) -> Callable[..., nn.Module]:
     if not name.partition(":")[2]:
         raise ValueError(
             f"no model {name!r}; there are {', '.join(REGISTRY)}, or give your own as package.module:callable "

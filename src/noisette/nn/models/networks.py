@@ -144,8 +144,8 @@ def table(shape: Shape, classes: int) -> nn.Module:
     The gradient of the scores' layer has a norm of at most 2, so clipping at 2 does not favour frequent classes.
     """
     scores = nn.Linear(64, classes)
-    nn.init.zeros_(scores.weight)
-    nn.init.zeros_(scores.bias)
+    for p in scores.parameters():
+        nn.init.zeros_(p)
     return nn.Sequential(nn.Flatten(), nn.Linear(numbers_of(shape), 64), nn.Tanh(), UnitNorm(), scores)
 
 
@@ -170,13 +170,10 @@ def cnn(shape: Shape, classes: int) -> nn.Module:
 def scattering(shape: Shape, classes: int) -> nn.Module:
     """Fixed wavelet features, normalised for each example, and one linear layer (Tramèr & Boneh 2021)."""
     need_images("scattering", shape)
-    normalised = nn.Sequential(*_normalised_coefficients(shape[0]), nn.Flatten())
-    return FixedFeatures(normalised, nn.Linear(numbers_of(output_shape(normalised, shape)), classes))
-
-
-def _normalised_coefficients(channels: int) -> list[nn.Module]:
     coefficients = Scattering2d()
-    return [coefficients, nn.GroupNorm(27, coefficients.channels * channels, affine=False)]
+    norm = nn.GroupNorm(27, coefficients.channels * shape[0], affine=False)
+    features = nn.Sequential(coefficients, norm, nn.Flatten())
+    return FixedFeatures(features, nn.Linear(numbers_of(output_shape(features, shape)), classes))
 
 
 class Centred(nn.Module):
@@ -265,7 +262,8 @@ class WordTransformer(nn.Module):
     def __init__(self, shape: Shape, classes: int, *, words: int = 4096) -> None:
         super().__init__()
         need_axes("transformer", shape, 1, "texts as numbers of words (tokens,)")
-        self.word = _vectors(words)
+        self.word = nn.Embedding(words, _WIDTH)
+        nn.init.normal_(self.word.weight, std=_START)  # so that what is learned of a word soon exceeds where it started
         self.place = nn.Parameter(0.02 * torch.randn(shape[0], _WIDTH))
         more = {"dropout": 0.0, "activation": "gelu", "batch_first": True, "norm_first": True}
         self.block = nn.TransformerEncoderLayer(_WIDTH, _HEADS, 2 * _WIDTH, **more)
@@ -277,13 +275,6 @@ class WordTransformer(nn.Module):
         used = numbers != 0
         x = self.block(self.word(numbers) + self.place, src_key_padding_mask=_unattended(used))
         return self.scores(mean_of_used(self.norm(x), used))
-
-
-def _vectors(words: int) -> nn.Embedding:
-    """Word vectors that start small, so that what is learned of a word soon exceeds where it started."""
-    vectors = nn.Embedding(words, _WIDTH)
-    nn.init.normal_(vectors.weight, std=_START)
-    return vectors
 
 
 def _unattended(used: Tensor) -> Tensor:
@@ -307,7 +298,11 @@ class VectorEncoder(nn.Module):
         super().__init__()
         need_axes("encoder", shape, 2, "texts as word vectors (tokens, dimensions)")
         tokens, width = shape
-        self.places = nn.Buffer(sinusoids(tokens, width), persistent=False)
+        # Sines and cosines of falling frequency (Vaswani et al. 2017, section 3.5).
+        frequencies = 10_000.0 ** -(2 * (torch.arange(width) // 2) / width)
+        angles = torch.arange(tokens).unsqueeze(1) * frequencies
+        places = torch.where(torch.arange(width) % 2 == 0, angles.sin(), angles.cos())
+        self.places = nn.Buffer(places, persistent=False)
         heads = math.gcd(width, 8)
         self.block = nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.0, batch_first=True)
         self.scores = nn.Linear(width, classes)
@@ -319,13 +314,6 @@ class VectorEncoder(nn.Module):
 
 
 transformer, encoder = WordTransformer, VectorEncoder  # as factories
-
-
-def sinusoids(tokens: int, width: int) -> Tensor:
-    """Places as sines and cosines of falling frequency, (tokens, width). Source: Vaswani et al. 2017, section 3.5."""
-    frequencies = 10_000.0 ** -(2 * (torch.arange(width) // 2) / width)
-    angles = torch.arange(tokens).unsqueeze(1) * frequencies
-    return torch.where(torch.arange(width) % 2 == 0, angles.sin(), angles.cos())
 
 
 _DIMS, _SHARE = 50, 0.25  # numbers of a vector, and the vectors' share of the squared length of all features

@@ -23,8 +23,6 @@ __all__ += ["scattering_lipschitz_linear"]
 
 
 _IMAGES, _SIDE = 2000, 32
-
-
 _ACROSS = 4  # scattering coefficients are averages over this many parts of the image in each direction
 
 
