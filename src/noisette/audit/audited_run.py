@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -45,6 +46,8 @@ from noisette.training.build import TrainingSetup, principal_components_of, sha2
 from noisette.training.finished_run import RUN_FILE, FinishedRun
 from noisette.training.loop import start_run
 from noisette.training.recipe import Recipe
+
+__all__ = ["RunAudit", "audit_run"]
 
 DELTAS = (1e-2, 1e-5)  # error rates prove most at a large delta
 
@@ -120,19 +123,17 @@ def audit_run(
     half = made.canaries // 2
     records = torch.cat([made.records[:half], made.records[made.canaries :]])
     total, guaranteed = np.zeros(made.canaries), list[float]()
-    for step, (run, _, scores, shift) in enumerate(
-        released_scores(
-            bound_of(made.model),
-            made,
-            noise_multiplier=noise_multiplier,
-            expected_batch_size=max(1.0, sampling_rate * len(records)),
-            records=records,
-            microbatch_size=4096,
-            sampling_rate=sampling_rate,
-            steps=steps,
-        ),
-        start=1,
-    ):
+    released = released_scores(
+        bound_of(made.model),
+        made,
+        noise_multiplier=noise_multiplier,
+        expected_batch_size=max(1.0, sampling_rate * len(records)),
+        records=records,
+        microbatch_size=4096,
+        sampling_rate=sampling_rate,
+        steps=steps,
+    )
+    for step, (run, _, scores, shift) in enumerate(released, start=1):
         total += np.log1p(sampling_rate * np.expm1(scores * shift - shift**2 / 2))
         on_step(step, steps)
         guaranteed = [run.epsilon(delta=delta) for delta in deltas] if step == steps else []
@@ -144,10 +145,7 @@ def audit_run(
     return RunAudit(inside, outside, points, false_alarm)
 
 
-_RANDOM_RECORDS = 256
-
-
-def _random_data(like: DataSet, seed: int, examples: int = _RANDOM_RECORDS) -> DataSet:
+def _random_data(like: DataSet, seed: int, examples: int = 256) -> DataSet:
     """A data set of random records with the shapes, classes and declared size of another."""
     random = np.random.default_rng(seed)
     size = (examples, *like.train.inputs.shape[1:])
@@ -203,20 +201,17 @@ class AuditedRun:
         recipe = run.recipe_with(model, folder) if known else recipe
         bounds, vectors, words = recipe.data.target, run.word_vectors, run.words
         inputs = np.zeros((0, *run.input_shape), np.int64 if vectors or words else np.float32)
-        shapes = DataSet(
-            run.data,
-            Split(inputs, np.zeros(0, np.float32 if bounds else np.int64)),
-            None,
-            run.classes,
-            run.declared_size,
-            "",
-            np.zeros(vectors, np.float32) if vectors else None,
-            words,
-            Target(*bounds) if bounds else None,
-        )
-        unknown = _UNKNOWN_WEIGHTS if _has_other_weights(recipe, run.public_weights) else ""
-        if not known:
-            unknown = f"its model {recipe.model.backbone or recipe.model.name!r}, which --model gives"
+        train = Split(inputs, np.zeros(0, np.float32 if bounds else np.int64))
+        of_words = np.zeros(vectors, np.float32) if vectors else None
+        target = Target(*bounds) if bounds else None
+        shapes = DataSet(run.data, train, None, run.classes, run.declared_size, "", of_words, words, target)
+        unknown = "" if known else f"its model {recipe.model.backbone or recipe.model.name!r}, which --model gives"
+        if known and run.public_weights:  # of which a run folder has the name and the digest alone
+            found = ""
+            with suppress(OSError, ValueError):
+                found = sha256_of_first_weights(recipe.model)
+            if found != run.public_weights:
+                unknown = "its public weights, and their file is not in the working folder"
         return cls(recipe, event, run.steps, released, run.epsilon, shapes, unknown)
 
     @property
@@ -311,14 +306,3 @@ def _check_ledger(path: Path, stated: Mapping[Event, int]) -> None:
     for event, times in stated.items():
         if (found := max(recorded.get(event, 0), of_searches[event])) < times:
             raise ValueError(f"{RUN_FILE} states {times} releases of {event!r}, but {path} contains {found} of them")
-
-
-_UNKNOWN_WEIGHTS = "its public weights, and their file is not in the working folder"
-
-
-def _has_other_weights(recipe: Recipe, public_weights: str) -> bool:
-    """Whether the first weights, of which a run folder has the name and the digest alone, are not found."""
-    try:
-        return bool(public_weights) and sha256_of_first_weights(recipe.model) != public_weights
-    except (OSError, ValueError):
-        return True

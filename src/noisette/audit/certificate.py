@@ -17,6 +17,8 @@ from scipy.stats import beta
 
 from noisette.accounting.closed_forms import GdpCurve
 
+__all__ = ["Verdict", "certified_epsilon", "certified_mu", "epsilon_of"]
+
 FALSE_ALARM = 1e-9
 
 
@@ -66,7 +68,12 @@ def certified_mu(inside: np.ndarray, outside: np.ndarray, *, threshold: float, a
     >>> round(certified_mu(3 + apart, apart, threshold=1.5, alpha=1e-9), 2)
     4.03
     """
-    return max(0.0, *(_one_way(sign * inside, sign * outside, threshold, alpha / 2) for sign in (1, -1)))
+    found = [0.0]
+    for sign in (1, -1):
+        rates = _errors_at_most(sign * inside, sign * outside, threshold, alpha / 2)
+        mu = -sum(float(ndtri(rate)) for rate in rates)
+        found += [mu] if math.isfinite(mu) else []
+    return max(found)
 
 
 def _errors_at_most(
@@ -75,12 +82,6 @@ def _errors_at_most(
     """Upper limits of the false-positive and false-negative rates."""
     false_positives = rate_at_most((outside >= threshold).sum(), outside.size, alpha=alpha / 2)
     return false_positives, rate_at_most((inside < threshold).sum(), inside.size, alpha=alpha / 2)
-
-
-def _one_way(inside: np.ndarray, outside: np.ndarray, threshold: float, alpha: float) -> float:
-    false_positives, false_negatives = _errors_at_most(inside, outside, threshold, alpha)
-    mu = -float(ndtri(false_positives)) - float(ndtri(false_negatives))
-    return mu if math.isfinite(mu) else -math.inf
 
 
 def epsilon_of(mu: float, *, delta: float) -> float:
@@ -96,14 +97,12 @@ def certified_epsilon(inside: np.ndarray, outside: np.ndarray, *, delta: float, 
 
     Source: Jagielski, Ullman and Oprea 2020, section 4.
     """
-    ways = [(sign * one, sign * other) for one, other in ((inside, outside), (outside, inside)) for sign in (1, -1)]
-    return max(0.0, *(_one_way_epsilon(one, other, delta, alpha / len(ways)) for one, other in ways))
-
-
-def _one_way_epsilon(inside: np.ndarray, outside: np.ndarray, delta: float, alpha: float) -> float:
-    threshold = _best_threshold(inside[::2], outside[::2], delta, alpha)
-    false_positives, false_negatives = _errors_at_most(inside[1::2], outside[1::2], threshold, alpha)
-    return float(_log_ratio(1 - false_negatives - delta, false_positives))
+    found = [0.0]
+    for one, other in ((sign * a, sign * b) for a, b in ((inside, outside), (outside, inside)) for sign in (1, -1)):
+        threshold = _best_threshold(one[::2], other[::2], delta, alpha / 4)
+        false_positives, false_negatives = _errors_at_most(one[1::2], other[1::2], threshold, alpha / 4)
+        found.append(float(_log_ratio(1 - false_negatives - delta, false_positives)))
+    return max(found)
 
 
 def _best_threshold(inside: np.ndarray, outside: np.ndarray, delta: float, alpha: float) -> float:

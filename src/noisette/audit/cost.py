@@ -29,6 +29,8 @@ from noisette.accounting.events import (
 )
 from noisette.audit.certificate import FALSE_ALARM, Audit, rate_at_most
 
+__all__ = ["CostAudit", "audit_cost"]
+
 # What is observed of a release is its cell, of so many deviations of the noise, up to a distance from both means. Who
 # sees less learns less, so delta is never too large by this; the width costs a share of 1e-4 of epsilon.
 _WIDTH, _REACH, _FARTHEST = 0.05, 10.0, 30.0

@@ -25,6 +25,9 @@ from noisette.nn import PublicBatchNorm, convert_batch_norm
 from noisette.nn.lipschitz import BoundedInput, SpectralLinear
 from noisette.run.private import PrivateRun, privatize
 
+__all__ = ["Axes", "BehindPublicNorm", "Canaries", "CanaryModel", "LipschitzAxes", "NeighbourAudit", "Rows", "Scores"]
+__all__ += ["StepAudit", "assert_consistent", "audit_bound", "audit_neighbours", "audit_step"]
+
 # Norm of a canary's gradient: above every clipping norm, and its square is far below the limit of single precision.
 LENGTH = 1000.0
 _ELSEWHERE = 8  # axes of the ordinary records
@@ -223,10 +226,20 @@ class StepAudit(Audit):
         self.scores = scores
         self.false_alarm = false_alarm
         self.guaranteed_mu = 1 / scores.noise_multiplier
-        self.certified_mu = certified_mu(
-            scores.of_those_in, scores.of_those_out, threshold=scores.shift / 2, alpha=false_alarm
+        out, inside, residuals = scores.of_those_out, scores.of_those_in, scores.residuals
+        self.certified_mu = certified_mu(inside, out, threshold=scores.shift / 2, alpha=false_alarm)
+        limit = -float(ndtri(false_alarm / 2))
+        peak_within, lags = peak_within_steps(residuals)
+        peak_across, pairs = peak_across_steps(residuals)
+        self.checks = (
+            Check("spread of those out", spread_z(out), limit),
+            Check("spread of those in", spread_z(inside), limit),
+            Check("mean of those out", float(out.mean() * math.sqrt(out.size)) if out.size else 0.0, limit),
+            Check("shift", shift_z(inside, out, scores.shift), limit),
+            Check("coins", float((scores.inside.mean() - 0.5) * 2 * math.sqrt(scores.inside.size)), limit),
+            Check("correlation within a step", peak_within, _peak_limit(lags, false_alarm)),
+            Check("correlation between steps", peak_across, _peak_limit(pairs, false_alarm)),
         )
-        self.checks = tuple(_checks(scores, false_alarm))
 
     @property
     def _leaks(self) -> bool:
@@ -283,21 +296,16 @@ def audit_bound(
     <Verdict.CONSISTENT: 'consistent'>
     """
     checks.all_of(lambda: checks.positive(noise_multiplier=noise_multiplier), lambda: checks.count(steps=steps))
-    canary_model = canary_model if canary_model is not None else Axes()
-    values, inside, shifts = [], [], []
-    for _, batch, scores, shift in released_scores(
-        bound_of(canary_model.model),
-        canary_model,
-        noise_multiplier=noise_multiplier,
-        sampling_rate=0.5,
-        steps=steps,
-        expected_batch_size=len(canary_model.records) / 2,
-    ):
-        values.append(scores)
-        shifts.append(shift)
-        inside.append(np.isin(np.arange(canary_model.canaries), batch.indices))
-    scores = Scores(np.array(values), np.array(inside), noise_multiplier, shifts[-1])
-    return StepAudit(scores, false_alarm=false_alarm)
+    made = Axes() if canary_model is None else canary_model
+    numbers = {"noise_multiplier": noise_multiplier, "expected_batch_size": len(made.records) / 2}
+    found = [
+        (scores, np.isin(np.arange(made.canaries), batch.indices), shift)
+        for _, batch, scores, shift in released_scores(
+            bound_of(made.model), made, **numbers, sampling_rate=0.5, steps=steps
+        )
+    ]
+    values, inside, shifts = zip(*found, strict=True)
+    return StepAudit(Scores(np.array(values), np.array(inside), noise_multiplier, shifts[-1]), false_alarm=false_alarm)
 
 
 def audit_step(
@@ -349,22 +357,6 @@ def assert_consistent(audit: StepAudit) -> None:
         raise AssertionError(f"{audit.verdict.value}: " + "; ".join(audit.findings))
 
 
-def _checks(scores: Scores, alpha: float) -> list[Check]:
-    out, inside, residuals = scores.of_those_out, scores.of_those_in, scores.residuals
-    limit = -float(ndtri(alpha / 2))
-    peak_within, lags = peak_within_steps(residuals)
-    peak_across, pairs = peak_across_steps(residuals)
-    return [
-        Check("spread of those out", spread_z(out), limit),
-        Check("spread of those in", spread_z(inside), limit),
-        Check("mean of those out", _mean_z(out), limit),
-        Check("shift", shift_z(inside, out, scores.shift), limit),
-        Check("coins", float((scores.inside.mean() - 0.5) * 2 * math.sqrt(scores.inside.size)), limit),
-        Check("correlation within a step", peak_within, _peak_limit(lags, alpha)),
-        Check("correlation between steps", peak_across, _peak_limit(pairs, alpha)),
-    ]
-
-
 def spread_z(values: np.ndarray) -> float:
     """How far the variance is from 1, as a z-score (Wilson and Hilferty 1931); 0 for fewer than two values."""
     n = values.size - 1
@@ -372,10 +364,6 @@ def spread_z(values: np.ndarray) -> float:
         return 0.0
     small = 2 / (9 * n)
     return float((values.var(ddof=1) ** (1 / 3) - 1 + small) / math.sqrt(small))
-
-
-def _mean_z(values: np.ndarray) -> float:
-    return float(values.mean() * math.sqrt(values.size)) if values.size else 0.0
 
 
 def shift_z(inside: np.ndarray, outside: np.ndarray, shift: float) -> float:
@@ -407,11 +395,9 @@ def peak_across_steps(residuals: np.ndarray) -> tuple[float, int]:
 
 
 def _peak(sums: np.ndarray, terms: np.ndarray) -> float:
-    """The largest z for which e^(-z^2 / 2) bounds the tail probability of one of these sums.
-
-    Each has ``terms`` products of independent standard normal variables. Chernoff: where the factors are all different,
-    or each is in two products, the log moment generating function of n products is at most -n/8 ln(1 - 4 t^2).
-    """
+    """The largest z for which e^(-z^2 / 2) bounds the tail of one of these sums of products of two normal numbers."""
+    # Chernoff: where the factors are all different, or each is in two products, the log moment generating function of
+    # n products is at most -n/8 ln(1 - 4 t^2).
     size = np.abs(sums)
     t = (np.sqrt(terms**2 + 16.0 * size**2) - terms) / (8 * np.maximum(size, 1e-300))
     exponent = t * size + terms / 8 * np.log1p(-4 * np.minimum(t, 0.5 * (1 - 1e-15)) ** 2)
