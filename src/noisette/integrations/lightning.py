@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import shutil
 import warnings
+from collections import UserList
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, partial, reduce
@@ -364,17 +365,8 @@ class Step(int):
     """The number of a step within its epoch, which Lightning gets in place of a batch."""
 
 
-class Steps:
-    """A loader of step numbers."""
-
-    def __init__(self, number: int) -> None:
-        self._number = number
-
-    def __len__(self) -> int:
-        return self._number
-
-    def __iter__(self) -> Iterator[Step]:
-        return map(Step, range(self._number))
+class Steps(UserList[Step]):
+    """A loader of step numbers; Lightning takes a plain list for several loaders."""
 
 
 class LightningRun:
@@ -421,9 +413,9 @@ class LightningRun:
             loader = made() if callable(made) else self._source
             self._refused = list(problems_of_loader(loader))
             if self._refused:  # by `begin`: an error here would leave changes that Lightning makes meanwhile
-                return Steps(1)
+                return Steps([Step(0)])
             self._loader = loader
-        return Steps(math.ceil(self._declared["public_size"] / self._batch_size * (1 - 1e-12)))
+        return Steps(map(Step, range(math.ceil(self._declared["public_size"] / self._batch_size * (1 - 1e-12)))))
 
     @property
     def _batch_size(self) -> int:

@@ -139,14 +139,11 @@ class _State:
 
     def __init__(self, state: Any) -> None:
         self._state = state
-        self._read: set[str] = set()
+        self._names_read: set[str] = set()
 
     def __getattr__(self, name: str) -> Any:
-        self._read.add(name)
+        self._names_read.add(name)
         return getattr(self._state, name)
-
-    def values_read(self) -> list[Any]:
-        return [getattr(self._state, name) for name in sorted(self._read)]
 
 
 def _loss_of_one(compute_loss: Any, numbers: object, model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
@@ -487,7 +484,8 @@ class PrivateTrainer(Trainer):
         state, of_loss = self.state, self._state_of_loss
         assert of_loss is not None, "set by train"
         # A captured step is kept while numbers of the trainer, its arguments and what was read of its state stay.
-        values = [*vars(self).values(), *vars(self.args).values(), *of_loss.values_read()]
+        of_state = [getattr(state, name) for name in sorted(of_loss._names_read)]
+        values = [*vars(self).values(), *vars(self.args).values(), *of_state]
         numbers = tuple([value for value in values if isinstance(value, _NUMBERS)])
         self.state, self._is_silent = cast(Any, of_loss), True
         try:
