@@ -70,7 +70,6 @@ BY_NAME = {
     "rules/__init__.py",
     "integrations/lightning.py",
     "nn/models/backbones.py",
-    "nn/models/backbone_features.py",
     "training/finished_run.py",
 }  # the library itself, a user's model, Lightning under either of its names, packages that bring a public network
 

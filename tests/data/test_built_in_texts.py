@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from noisette.data import DataError, DataSet, load
-from noisette.data.built_in_texts import imdb, sst2
+from noisette.data.built_in_tables import imdb, sst2
 from noisette.data.words import Numbering
 
 OFFICIAL = ['"3","The oil","The price\\rose."', '"1","""Oil""","company #39;s, and so on"', '"4"," ",""', '"2","a","b"']

@@ -15,7 +15,6 @@ import numpy as np
 from noisette.data import files, tables
 from noisette.data.built_in_images import IMAGES
 from noisette.data.built_in_tables import TABLES
-from noisette.data.built_in_texts import TEXTS
 from noisette.data.columns import Declaration, ImageForm, close_name, codes
 from noisette.data.dataset import DataError, DataSet, Split, in_rows, refuse, unit_pixels
 from noisette.data.words import Numbering
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 Value = TypeVar("Value")
-REGISTRY: dict[str, files.BuiltIn] = IMAGES | TEXTS | TABLES
+REGISTRY: dict[str, files.BuiltIn] = IMAGES | TABLES
 ARRAYS = ("x_train", "y_train", "x_test", "y_test", "X", "y")
 SUFFIXES = (".jpeg", ".jpg", ".png")
 

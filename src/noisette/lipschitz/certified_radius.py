@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from noisette.lipschitz import Constrained, NormBound, propagation
-from noisette.lipschitz.blocks import BoundedInput, SphereInput
-from noisette.lipschitz.layers import per_example_norms
+from noisette.lipschitz.layers import BoundedInput, SphereInput, per_example_norms
 from noisette.lipschitz.projections import project
 
 _AT_ONCE = 1000  # examples per call of the model
