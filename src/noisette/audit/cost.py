@@ -103,12 +103,9 @@ def audit_cost(
 def _limits(
     losses: Sequence[_Cells], epsilon: float, samples: int, alpha: float, random: np.random.Generator
 ) -> tuple[float, float]:
-    """Confidence limits of delta, each of which fails with probability ``alpha``.
-
-    With K = ln of the mean of exp(tilt L), a weighted draw is exp(K - tilt L) (1 - exp(epsilon - L)) where L exceeds
-    epsilon. It is largest where exp(epsilon - L) = tilt / (1 + tilt). Over that bound it is a probability: a coin of
-    this probability gives a count whose distribution is binomial.
-    """
+    """Confidence limits of delta, each of which fails with probability ``alpha``."""
+    # With K = ln of the mean of exp(tilt L), a weighted draw is exp(K - tilt L) (1 - exp(epsilon - L)) where L exceeds
+    # epsilon, largest where exp(epsilon - L) = tilt / (1 + tilt). Over that bound it is the probability of a coin.
     exponents = [sum(one.log_mean(tilt) for one in losses) - tilt * epsilon for tilt in _TILTS.tolist()]
     tilt, exponent = int(_TILTS[np.argmin(exponents)]), min(exponents)
     total = sum((one.sums(tilt, samples, random) for one in losses), np.zeros(samples))
@@ -146,10 +143,7 @@ def _losses(event: Event, times: int, removed: bool) -> _Cells | None:
 
 
 def _mixture(rate: float, records: int, shift: float) -> np.ndarray:
-    """Probabilities of the cells of a release with a record or several, and without, (2, cells).
-
-    A batch has each record with probability ``rate``, and each moves the release by ``shift`` deviations of the noise.
-    """
+    """Probabilities of the cells of a release, (2, cells): with records, each with this probability, and without."""
     shift = min(shift, _FARTHEST / records)  # with more noise than there is
     edges = np.arange(-_REACH, _REACH + records * shift, _WIDTH)
     edges[[0, -1]] = -np.inf, np.inf

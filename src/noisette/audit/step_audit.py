@@ -33,9 +33,6 @@ LENGTH = 1000.0
 _ELSEWHERE = 8  # axes of the ordinary records
 
 
-# Canaries
-
-
 @dataclass
 class CanaryModel:
     """A model, and records of which the first ``canaries`` are canaries, (records, ...)."""
@@ -123,8 +120,6 @@ class Canaries(CanaryModel):
         super().__init__(layer, _records(canaries, ordinary, (self.width,)), canaries, scale=1.0)
 
 
-# The game: the real training loop, and the scores of canaries in what it releases
-
 BoundFactory = Callable[[nn.Module], GradientBound]
 
 
@@ -194,8 +189,6 @@ def released_scores(
             yield run, batch, scores.numpy() / shift / noise_multiplier, shift / noise_multiplier
             optimizer.zero_grad()
 
-
-# What scores prove
 
 _LAGS_LEFT_OUT = 20  # the longest, for which a step has few products
 
@@ -407,8 +400,6 @@ def _peak(sums: np.ndarray, terms: np.ndarray) -> float:
 def _peak_limit(sums: int, alpha: float) -> float:
     return math.sqrt(2 * math.log(2 * sums / alpha))
 
-
-# Batches that differ by one record
 
 Records = tuple[Tensor, ...]  # columns, each with the records along its first axis
 Draw = Callable[[int], Records]

@@ -26,16 +26,15 @@ def _idx_files(*stems: str) -> tuple[str, ...]:
 
 
 def read_idx(zipped: bytes, *, dimensions: int, source: str) -> np.ndarray:
-    """The bytes of a gzipped idx file, uint8, with ``dimensions`` axes; ``source`` names it in errors.
+    """The bytes of a gzipped idx file, uint8, with ``dimensions`` axes; ``source`` names it in a ``DataError``.
 
-    The format of MNIST: a magic number, the sizes as big-endian integers, then plain bytes. Memory use is bounded by
-    what the file unzips to, whatever its header declares. A file of another form is a ``DataError``.
+    Memory use is bounded by what the file unzips to, whatever its header declares.
     """
     try:
         content = gzip.decompress(zipped)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{source} is not a valid gzip file ({error}); download it again") from error
-    start = 4 + 4 * dimensions
+    start = 4 + 4 * dimensions  # behind a magic number and the sizes
     shape = tuple(int.from_bytes(content[i : i + 4], "big") for i in range(4, start, 4))
     if content[:4] != bytes([0, 0, 8, dimensions]) or len(content) - start != math.prod(shape):
         raise DataError(f"{source} is no whole idx file of bytes with {dimensions} axes; download it again")

@@ -69,9 +69,6 @@ def codes(column: Sequence[str], names: Sequence[str]) -> np.ndarray:
     return found.astype(np.int64)
 
 
-# Declarations
-
-
 class DeclarationError(ValueError):
     """What is declared contradicts itself or has another form, as ``problems`` say."""
 
@@ -437,8 +434,6 @@ class Columns:
             raise DataError("no column is an input: declare a number, a date or a category")
         return np.concatenate(blocks, axis=1, dtype=np.float32), problems
 
-
-# Files
 
 _MOST_CLASSES = 1_000_000
 _BETWEEN = ("", ",", ".", " ", "'", "\u2019", "\u00a0", "\u202f")  # thousands

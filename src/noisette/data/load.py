@@ -84,9 +84,6 @@ def _built_in(name: str, data_dir: Path | None, declaration: Declaration) -> Dat
     return entry.read(data_dir)
 
 
-# Arrays
-
-
 def read_arrays(path: Path, declaration: Declaration) -> DataSet:
     """The arrays ``x_train, y_train`` and optionally ``x_test, y_test``, or ``X, y``, of an NPZ as a data set.
 
@@ -141,8 +138,6 @@ def _targets(array: np.ndarray, declaration: Declaration) -> np.ndarray:
         return declaration.target.scaled(array.astype(np.float64))
     return codes(array.tolist(), declaration.class_names) if array.dtype.kind == "U" else array.astype(np.int64)
 
-
-# Images
 
 _File = tuple[Path, int, str]  # an image, its class, and how errors name it, since the name of the file may be private
 

@@ -30,9 +30,6 @@ _POINT_AND_COMMA = str.maketrans(".,", ",.")
 Table = Mapping[str, Sequence[str]]  # the texts of each column, columns in the order of the file
 
 
-# Files
-
-
 def read(path: Path, encoding: str = "utf-8") -> Table:
     """The columns in a file: a CSV, JSON lines, Parquet or the first sheet of an Excel workbook.
 
@@ -202,9 +199,6 @@ def _check_names(path: Path, header: Sequence[str]) -> None:
             f"{path}: the first line must name the columns; its field {wrong[0] + 1} is a number. Add a line of names, "
             "or begin the name with a letter"
         )
-
-
-# Inputs and targets
 
 
 def read_set(path: Path, declaration: Declaration) -> DataSet:

@@ -178,8 +178,6 @@ class PrivateHooks(_Module):
             self._private_run.go_on_from(checkpoint.get(_IN_CHECKPOINT))
         super().on_load_checkpoint(checkpoint)
 
-    # What a step may not do with private values
-
     logger, loggers, current_epoch, global_step = map(_noted, ("logger", "loggers", "current_epoch", "global_step"))
 
     def _check_no_logger(self, name: str) -> None:

@@ -387,18 +387,14 @@ def score_norm_bound(logit_bound: float | None) -> float:
 
 
 def _whole_below(classes: int, scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """The targets, and 1 for each, or NaN where it is no class.
-
-    A loss that is multiplied by it, and its gradient, become NaN: such an example contributes nothing to a bounded sum.
-    An error would show that the record is there.
-    """
+    """The targets, and 1 for each, or NaN where it is no class; an error would show that the record is there."""
     _check_one_per_example(scores, targets)
     known = (targets >= 0) & (targets < classes) & (targets == targets.long())
     return torch.where(known, targets, 0).long(), one_or_nan(known, scores)
 
 
 def one_or_nan(known: Tensor, scores: Tensor) -> Tensor:
-    """1 where a target is known, else NaN, in the precision of the scores, shape (b,)."""
+    """1 where a target is known, else NaN, (b,): a loss times NaN, and its gradient, add nothing to a bounded sum."""
     return torch.where(known, 1.0, math.nan).to(scores.dtype)
 
 

@@ -105,12 +105,9 @@ class FrobeniusBall:
 
 
 def _bjorck(tall: Tensor, gram: Tensor) -> Tensor:
-    """Iterate A <- 1.5 A - 0.5 A A'A, which converges to the nearest orthogonal matrix; ``gram`` is A'A.
-
-    A step keeps the singular vectors and maps each singular value s to 1.5 s - 0.5 s^3. That map has its attracting
-    fixed point at one, with slope zero, so values in (0, sqrt(3)) converge to one, quadratically at the end: an error e
-    becomes about 1.5 e^2. Larger values are first divided by an upper bound of the spectral norm.
-    """
+    """Iterate A <- 1.5 A - 0.5 A A'A, which converges to the nearest orthogonal matrix; ``gram`` is A'A."""
+    # A step maps each singular value s to 1.5 s - 0.5 s^3, so those in (0, sqrt(3)) converge to one, quadratically at
+    # the end. Larger ones are first divided by an upper bound of the spectral norm.
     nearly = math.sqrt(_rounding_residual(gram)) / 2
     off = gram - torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
     # ||A||^2 <= 1 + ||E|| for E = A'A - I, and ||E|| = ||E^2||^(1/2) <= ||E^2||_F^(1/2), which is tighter than ||E||_F.

@@ -38,10 +38,7 @@ Weighted = nn.Linear | nn.modules.conv._ConvNd
 
 
 class ChannelNorm(nn.Module):
-    """Normalises each channel (axis 1) of inputs with two to five axes; parameters and buffers are those of batch norm.
-
-    ``eps`` is added to the variance; ``affine`` norms learn a scale ``weight`` and a shift ``bias``.
-    """
+    """Normalises each channel (axis 1) of inputs with two to five axes; parameters and buffers are those of batch norm."""
 
     needs_public: ClassVar[bool] = False  # its statistics come from a public batch
 
@@ -311,10 +308,7 @@ class PublicBatch:
         self.refresh(model)
 
     def hold(self, module: nn.Module) -> None:
-        """Recompute the statistics if weights have changed; all calls have them until they are let go.
-
-        Within a private batch the model computes with copies of its buffers, and what a call writes there is dropped.
-        """
+        """Recompute the statistics if weights have changed; all calls of a private batch have them, until let go."""
         self.refresh(module)
         self._is_held = True
 
@@ -404,10 +398,8 @@ def convert_batch_norm(
 ) -> Model:
     """Replace every batch norm of a model by another norm; scale, shift and names in the state dict do not change.
 
-    The model is changed in place and returned; or the new norm, if the model is a batch norm itself.
-
     Args:
-        model: your own.
+        model: your own, which is changed in place and returned; or the new norm, if it is a batch norm itself.
         to: :class:`PublicBatchNorm` or :class:`PerExampleBatchNorm`, which need ``public``; :class:`FrozenBatchNorm`,
             which keeps the statistics that the model has unless ``public`` is given; or ``torch.nn.GroupNorm``,
             ``LayerNorm`` (over all of an example) or ``InstanceNorm1d`` to ``3d``, which normalise each example alone.

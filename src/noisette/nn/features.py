@@ -177,10 +177,7 @@ def _gaussian(deviation: float) -> Tensor:
 
 
 def _wavelets(deviation: float) -> Tensor:
-    """Morlet wavelets at every angle, real parts then imaginary parts, shape (2 angles, 1, k, k).
-
-    Each is a plane wave times a Gaussian envelope, less a multiple of the envelope that makes its mean zero.
-    """
+    """Morlet wavelets at every angle, real parts then imaginary parts, shape (2 angles, 1, k, k), each of mean zero."""
     y, x = _grid(math.ceil(_RADIUS * deviation / _SLANT))
     kernels = []
     for k in range(ANGLES):
@@ -256,8 +253,7 @@ class Whitening(nn.Module):
     squares. ``components``, (components, numbers), are already divided by their standard deviation. A linear layer
     learns in fewer steps on these than on features that differ much in size or say nearly the same.
 
-    Guarantee: none for records that the constants were computed from; compute them from public examples with
-    :meth:`of_public`. Each example is treated alone.
+    Guarantee: as for :class:`Standardise`. Each example is treated alone.
 
     >>> Whitening(torch.zeros(2), torch.eye(2))(torch.tensor([[3.0, 3.0]]))
     tensor([[1., 1.]])
@@ -278,8 +274,8 @@ class Whitening(nn.Module):
         """With the mean and the first principal components of public examples (n, ...).
 
         There are fewer components than examples, and at most as many as numbers of one. ``floor`` is added to the
-        variance of each, in units of their mean variance: above 0, small components, which the records may not share
-        with the public examples, are not brought to full size. There is no guarantee for these examples.
+        variance of each, in units of their mean variance, so that small components, which the records may not share,
+        are not brought to full size. There is no guarantee for these examples.
         """
         from sklearn.decomposition import PCA  # takes a second to import
 
@@ -328,11 +324,9 @@ class WordCounts(nn.Module):
 class WordVectors(nn.Module):
     """The sum of the fixed vectors of a text's words, brought to length one: (b, tokens) to (b, dims).
 
-    Texts are numbers of words, in which 0 is padding and is not counted. A text without words, or whose words have no
-    vector, is zero.
+    Texts are as for :class:`WordCounts`. A text without words, or whose words have no vector, is zero.
 
-    Guarantee: each example is treated alone. The vectors, (words, dims), reveal nothing if they do not come from the
-    records.
+    Guarantee: that of :class:`WordCounts`, for the vectors, (words, dims).
 
     >>> WordVectors(torch.tensor([[9.0, 9.0], [3.0, 0.0], [0.0, 2.0]]))(torch.tensor([[1, 2, 2, 0]]))
     tensor([[0.6000, 0.8000]])

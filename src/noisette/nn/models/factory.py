@@ -240,11 +240,8 @@ def fixed_features(backbone: str, shape: Shape, *, words: bool) -> nn.Module:
 class ImageFeatures(nn.Module):
     """Features (b, n) of images (b, 1 or 3, h, w) from 0 to 1, brought to the size and range a network was trained on.
 
-    On a processor with instructions for bfloat16 the network computes in it, in a third of the time.
-
-    Args:
-        network: maps images (b, 3, side, side) to features (b, n).
-        mean, deviation: of the values of each channel in the network's training, from 0 to 1.
+    ``network`` maps images (b, 3, side, side) to features. ``mean`` and ``deviation`` are those of each channel in its
+    training. On a processor with instructions for bfloat16 it computes in that, in a third of the time.
     """
 
     def __init__(self, network: nn.Module, *, side: int, mean: tuple[float, ...], deviation: tuple[float, ...]) -> None:

@@ -365,15 +365,12 @@ class _CountsAndVectors(nn.Module):
 
 
 def _rank_weights(words: int) -> Tensor:
-    """rank^0.3 for each number of a word, (words,); where words share a number, the most frequent one counts.
-
-    The frequency of a word is about inverse to its rank (Zipf's law), so these are frequencies to the power of -0.3.
-    """
+    """rank^0.3 for each number of a word, (words,), about its frequency to the power of -0.3 (Zipf's law)."""
     if words < 2:
         raise ValueError(f"expected words >= 2, of which 0 is padding, got words={words}")
     common = frequent_words()
     ranks = torch.full((words,), len(common) + 1.0)
-    for rank, word in reversed(list(enumerate(common, start=1))):
+    for rank, word in reversed(list(enumerate(common, start=1))):  # of words with one number the most frequent counts
         ranks[number_of(word, words)] = rank
     return ranks**_POWER
 
