@@ -225,15 +225,6 @@ def test_bars_lie_in_the_direction_of_their_class(
     assert same < 0.5 * across
 
 
-def test_small_leaves_leave_more_of_the_ground(leaves: tuple[np.ndarray, np.ndarray]) -> None:
-    def largest_area(image: np.ndarray) -> int:
-        return np.unique(image.reshape(3, -1), axis=1, return_counts=True)[1].max()
-
-    small = of_classes("small", leaves[1])
-    areas = np.array([largest_area(image) for image in leaves[0]])
-    assert areas[small].mean() > 2 * areas[~small].mean()
-
-
 def test_shaded_leaves_are_closer_to_photographs(leaves: tuple[np.ndarray, np.ndarray], shaded: np.ndarray) -> None:
     def share_of_brightness(images: np.ndarray) -> float:
         apart = images - images.mean((2, 3), keepdims=True)

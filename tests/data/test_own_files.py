@@ -320,15 +320,6 @@ def test_every_image_without_a_label_that_does_not_fit_is_named(tmp_path: Path) 
     assert all(f"{name} is not a file that ends in " in str(caught.value) for name in ("notes.txt", "cat.png"))
 
 
-def test_built_in_names() -> None:
-    leaves = ("dead-leaves-grey", "shaded-leaves")
-    images, others = (
-        ("digits", "mnist", "fashion-mnist", "kmnist", "cifar10", *leaves),
-        ("ag-news-words", "sst2", "imdb", "adult"),
-    )
-    assert names() == (*images, *others)
-
-
 def test_unknown_name_lists_all_and_a_close_one() -> None:
     with pytest.raises(DataError) as caught:
         load("mnits")

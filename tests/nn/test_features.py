@@ -16,11 +16,6 @@ from noisette.nn.features import ANGLES
 from noisette.nn.models import PatchScale
 
 
-def test_it_subtracts_the_mean_and_divides_by_the_scale() -> None:
-    layer = Standardise(torch.tensor([1.0, 2.0]), torch.tensor([0.5, 4.0]))
-    torch.testing.assert_close(layer(torch.tensor([[2.0, 6.0], [1.0, 0.0]])), torch.tensor([[2.0, 1.0], [0.0, -0.5]]))
-
-
 def test_public_constants_are_a_mean_for_each_position_and_a_deviation_for_each_channel() -> None:
     examples = np.random.default_rng(0).normal(size=(50, 3, 4, 4)) * [[[1.0]], [[5.0]], [[0.1]]] + 7.0
     layer = Standardise.of_public(torch.as_tensor(examples))
@@ -118,11 +113,6 @@ def test_counts_are_those_of_a_loop_over_words() -> None:
         assert row == pytest.approx([value / (math.hypot(*expected) or 1) for value in expected], rel=1e-5)
 
 
-def test_the_order_of_words_and_bytes_of_padding_do_not_matter() -> None:
-    counts = WordCounts(torch.ones(7))
-    torch.testing.assert_close(counts(TEXTS.flip(1).int()), counts(TEXTS))
-
-
 def test_sums_are_those_of_a_loop_over_words() -> None:
     vectors = torch.randn(7, 4, dtype=torch.float64)
     for row, text in zip(WordVectors(vectors)(TEXTS), TEXTS.tolist(), strict=True):
@@ -130,14 +120,6 @@ def test_sums_are_those_of_a_loop_over_words() -> None:
         for word in text:
             total = total + vectors[word] * (word != 0)
         torch.testing.assert_close(row, total / (total.norm() or 1))
-
-
-@pytest.mark.parametrize("unlisted", [1, 6])
-def test_a_word_whose_vector_is_zero_changes_nothing(unlisted: int) -> None:
-    vectors = torch.randn(7, 4)
-    vectors[unlisted] = 0
-    module = WordVectors(vectors)
-    torch.testing.assert_close(module(torch.tensor([[2, unlisted, 3]])), module(torch.tensor([[2, 0, 3]])))
 
 
 def morlet(deviation: float, angle: float) -> np.ndarray:

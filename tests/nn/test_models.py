@@ -15,9 +15,7 @@ from torch import nn
 
 from engine_check import check
 from model_cases import Case, cross_entropy, labelled
-from noisette import data
 from noisette.clipping.engines import BookKeeping
-from noisette.data.load import REGISTRY
 from noisette.data.words import number_of
 from noisette.errors import PrivacyError
 from noisette.nn import models
@@ -132,14 +130,6 @@ def test_fixed_features_stay_in_evaluation_mode() -> None:
 
 def kinds(model: nn.Module) -> list[str]:
     return [type(layer).__name__ for layer in model.modules() if not list(layer.children())]
-
-
-def test_layer_norm_normalises_all_values_of_one_example() -> None:
-    for norm, shape in ((models.layer_norm(6, 2), (6, 5, 4)), (models.layer_norm(6, 0), (6,))):
-        x = torch.randn(3, *shape) * torch.rand(3, *shape)
-        rows = x.flatten(1)
-        expected = (rows - rows.mean(1, keepdim=True)) / (rows.var(1, correction=0, keepdim=True) + 1e-5).sqrt()
-        torch.testing.assert_close(norm(x).flatten(1), expected)
 
 
 def test_resnet_has_the_stages_of_the_paper() -> None:
@@ -280,19 +270,6 @@ def test_the_encoder_is_torchs_layer_on_sinusoids_and_does_not_see_padding() -> 
         encoded = model.block((text[:used] + places[:used])[None]).mean(1)
         torch.testing.assert_close(model(text[None]), model.scores(encoded), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(model(x)[2], model.scores.bias)
-
-
-def test_errors_list_the_registered_names() -> None:
-    with pytest.raises(data.DataError, match="adult; or the path"):
-        data.load("absent")
-    with pytest.raises(ValueError, match=r"scattering-lipschitz-linear, .*or give your own"):
-        models.build("absent", (4,), 2)
-
-
-def test_every_entry_has_a_description_of_one_line() -> None:
-    for entry in (*models.REGISTRY.values(), *REGISTRY.values()):
-        assert 10 < len(entry.description) < 80
-        assert "\n" not in entry.description
 
 
 def test_names_of_models_are_known_without_torch() -> None:

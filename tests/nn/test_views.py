@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from noisette.clipping.registry import ENGINES
 from noisette.clipping.rules import FlatClipping
-from noisette.nn import MirrorAndShift, MirrorAverage, mean_over_views
+from noisette.nn import MirrorAndShift, mean_over_views
 from noisette.run.per_example import PerExampleClip
 
 _VIEWS, _NORM = 3, 4.6  # some gradients are longer, some shorter
@@ -108,12 +108,6 @@ def test_random_views_are_the_mirrored_and_shifted_images() -> None:
     counts = torch.stack([(found == view).flatten(1).all(1) for view in offered]).sum(1)
     assert counts.sum() == 400
     assert counts.min() > 5
-
-
-def test_scores_are_averaged_over_the_mirror_image() -> None:
-    model, (x, _) = network(), examples()
-    right = (model(x) + model(x.flip(-1))) / 2
-    torch.testing.assert_close(MirrorAverage(model)(x), right)
 
 
 def test_what_is_no_view_is_refused() -> None:

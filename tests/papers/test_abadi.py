@@ -39,7 +39,7 @@ from papers.abadi_2016.mnist import Mnist
 from papers.abadi_2016.public_convolutions import contrast, learnt
 from papers.abadi_2016.runs import Run, make, missing, read
 from papers.abadi_2016.setting import Plan, Setting
-from papers.abadi_2016.spread import of_setting, within
+from papers.abadi_2016.spread import within
 from papers.section import Section
 
 
@@ -63,17 +63,6 @@ def test_epochs_of_figure_3_agree_with_an_independent_computation(
 def test_two_layers_on_one_lot_are_one_release_with_less_noise() -> None:
     assert Mnist(noise=8.0).step.noise_multiplier == pytest.approx(8 / math.sqrt(2))
     assert Mnist().step.sampling_rate == 0.01
-
-
-def test_a_recipe_has_the_settings_of_the_paper() -> None:
-    recipe = Plan(Mnist(noise=2.0, pca_noise=4.0), 3, 8.0, "pld").recipe
-    assert (recipe.data.name, recipe.model.name) == ("mnist", "mlp1000")
-    assert (recipe.projection.components, recipe.projection.noise_multiplier) == (60, 4.0)
-    privacy, training = recipe.privacy, recipe.training
-    assert (privacy.epsilon, privacy.delta, privacy.noise_multiplier, privacy.max_grad_norm) == (8.0, 1e-5, 2.0, 4.0)
-    assert privacy.clipping == "per-layer"
-    assert (training.batch_size, training.lr, training.lr_end, training.lr_epochs) == (600, 0.1, 0.052, 10.0)
-    assert (training.seed, training.momentum, training.averaging) == (3, 0.0, 0.0)
 
 
 def test_figure_2_has_the_numbers_of_the_paper() -> None:
@@ -127,13 +116,6 @@ def test_seeds_are_summarised_by_median_and_range() -> None:
     assert str(spread) == "91.0 % (90.0 to 95.0, 3 seeds)"
     assert str(within([run((10, 0.9))], 10)) == "90.0 % (1 seed)"
     assert within([run((10, 0.9))], 9) is None
-
-
-def test_of_each_seed_the_longest_run_is_taken() -> None:
-    short, long, other = run((10, 0.9)), run((10, 0.9), (20, 0.95)), run((15, 0.9), seed=1)
-    assert of_setting([long, short, other], Mnist()) == [long, other]
-    assert of_setting([long, short, other], Mnist(), steps=16) == [long]
-    assert of_setting([short], Mnist(clip=1.0)) == []
 
 
 @pytest.fixture
@@ -198,13 +180,6 @@ def test_an_accuracy_is_never_shown_below_its_epsilon() -> None:
     assert 0.5 < cost < 1
     row = next(row for row in figure_4.section(runs).rows if row[:2] == ("1e-5", "ours, moments accountant"))
     assert row[2:] == ("", "", *["50.0 %"] * 4)
-
-
-def test_figure_5_uses_no_accuracy_beyond_the_budget() -> None:
-    setting = Mnist()
-    steps = figure_5.plans([0], full=False)[0].steps
-    runs = [Run(setting, 0, 2 * steps, 1.0, ((steps, 0.9), (steps + 1, 0.99)))]
-    assert set(column(figure_5.section(runs), "ours")) == {"90.0 % (1 seed)"}
 
 
 @pytest.fixture(scope="module")

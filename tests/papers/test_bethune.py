@@ -19,7 +19,7 @@ from finished_runs import drawn, quiet
 from noisette.data import DataError, DataSet, Split, names
 from noisette.lipschitz import NormBound
 from noisette.nn import models
-from papers.bethune_2024 import figure_pareto, figure_robustness, networks, table_best, table_summary, table_tabular
+from papers.bethune_2024 import figure_pareto, figure_robustness, networks, table_tabular
 from papers.bethune_2024.adbench import ANOMALIES, PREFIX, Anomalies, load
 from papers.bethune_2024.anomalies import area_under_roc
 from papers.bethune_2024.parts import PAPER
@@ -27,7 +27,6 @@ from papers.bethune_2024.runs import Cell, Run, median_of, read
 from papers.bethune_2024.setting import Setting
 from papers.bethune_2024.table_tabular import PRINTED
 from papers.paper import Asked
-from papers.section import Section
 
 X, Y = np.arange(20.0).reshape(10, 2), np.array([0, 1] * 5)
 
@@ -92,12 +91,6 @@ def setting(row: str, epsilon: float) -> Setting:
     return found
 
 
-def lines_of(section: Section, name: str) -> list[tuple[str, ...]]:
-    start = next(k for k, row in enumerate(section.rows) if row[0] == name)
-    end = next((k for k in range(start + 1, len(section.rows)) if section.rows[k][0]), len(section.rows))
-    return list(section.rows[start:end])
-
-
 def test_the_median_of_the_seeds_is_shown_with_their_range() -> None:
     mnist = setting("mnist-pixels", 3.0)
     runs = [finished(mnist, reached, seed) for seed, reached in enumerate((0.951, 0.97, 0.953))]
@@ -106,35 +99,6 @@ def test_the_median_of_the_seeds_is_shown_with_their_range() -> None:
     assert median_of(runs, setting("mnist-pixels", 1.0)) is None
     again = [*runs, finished(mnist, 0.98, seed=2)]
     assert str(median_of(again, mnist)) == "97.0 (95.1 to 98.0)", "a seed that was run again counts once"
-
-
-def test_the_best_of_a_search_is_shown_once_all_of_its_settings_have_run() -> None:
-    ours = table_tabular.GRID.rows[0].whole("DP-SGD")
-    assert ours
-    searched = table_best.settings(ours)
-    assert len(set(searched)) == table_best.TRIALS
-    assert {(s.epsilon, s.delta, s.data, s.lot) for s in searched} == {(ours.epsilon, ours.delta, ours.data, ours.lot)}
-    runs = [finished(setting, 0.5 + k / 1000) for k, setting in enumerate(searched)]
-    *_, best = lines_of(table_best.section(runs), "aloi")
-    last = 50 + (table_best.TRIALS - 1) / 10
-    assert best[2:] == (f"{last:.1f} ({(50 + last) / 2:.1f}, 50.0)", "not run")
-    *_, best = lines_of(table_best.section(runs[1:]), "aloi")
-    assert best[2:] == ("not run", "not run")
-    [shown] = [row for row in table_summary.section(runs).rows if row[1].startswith("aloi") and row[4] == "1 each"]
-    assert shown[3] == f"{last:.1f}"
-
-
-def test_certified_accuracies_belong_to_their_radii() -> None:
-    at = figure_robustness.GRID.rows[0].whole(16)
-    assert at is not None
-    setting, radius = at
-    assert radius == 16 / 255
-    shares = tuple(0.9 - 0.1 * place for place in range(len(setting.radii)))
-    section = figure_robustness.section([finished(setting, certified=shares)])
-    [line] = lines_of(section, "mnist-tau-60")
-    assert line[1:] == ("ours", "90.0", "80.0", "70.0", "60.0", "50.0", "40.0", "30.0", "20.0")
-    paper, _ = lines_of(section, "cifar10-tau-1.35")
-    assert paper[2:] == ("38.4", "36.4", "34.7", "30.9", "24.1", "13.0", "", "")
 
 
 def test_every_setting_is_a_recipe_of_known_sets_and_models() -> None:

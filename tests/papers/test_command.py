@@ -120,15 +120,6 @@ def finished(tmp_path: Path) -> Path:
     return write(panels.plans(figure_3.PANELS, [0, 1, 2]), tmp_path).parent
 
 
-def test_a_row_has_the_printed_number_ours_how_often_and_what_differs() -> None:
-    section = summary.section(
-        [Row("figure 3", "accuracy", "90 %", ("91 %", ""), "3", "no distortion")], ours=("a", "b")
-    )
-    assert section.name == summary.NAME
-    assert section.header == ("part", "quantity", "paper", "a", "b", "seeds", "differs")
-    assert section.rows == (("figure 3", "accuracy", "90 %", "91 %", "", "3", "no distortion"),)
-
-
 def test_a_part_and_what_differs_are_not_repeated_below() -> None:
     rows = [
         Row("figure 3", "a", "1", ("1",), "3", "lots"),

@@ -8,7 +8,6 @@ import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -26,27 +25,14 @@ from noisette.data import DataSet, Split, load
 from noisette.nn import FrozenBatchNorm, PerExampleBatchNorm, PublicBatchNorm, convert_batch_norm, models
 from noisette.run.private import check_no_batch_norm
 from norm_models import NETWORKS, losses, network
-from papers.davody_2020 import (
-    distortion,
-    figure_1,
-    norms,
-    table_2,
-    table_3,
-    table_4,
-    table_5,
-    table_6,
-    table_7,
-    weight_noise,
-)
+from papers.davody_2020 import distortion, norms, table_2, table_4, table_5, table_6, table_7, weight_noise
 from papers.davody_2020.mixture_batch_norm import ExactPerExampleBatchNorm, MixtureBatchNorm
-from papers.davody_2020.networks import lenet
 from papers.davody_2020.non_private import noised_gradients
 from papers.davody_2020.private import Private
 from papers.davody_2020.runs import Cell, Run, Setting, mean_of
 from papers.davody_2020.setting import NoisyWeights
 from papers.davody_2020.weight_noise import Examples, train, with_fresh_statistics
 from papers.paper import Asked
-from papers.section import Section
 
 C = 0.5
 SOUND = [PublicBatchNorm, PerExampleBatchNorm, ExactPerExampleBatchNorm, FrozenBatchNorm]
@@ -189,19 +175,6 @@ def test_the_mixture_has_the_noise_of_the_others_and_no_epsilon(both_sets: list[
     assert mixture["epsilon"] is None
 
 
-@pytest.mark.parametrize(
-    ("norm", "tanh", "normalised_scores"), [("plain", True, False), ("bn", False, True), ("ln", True, False)]
-)
-def test_every_network_has_its_activation_and_its_norms(norm: str, tanh: bool, normalised_scores: bool) -> None:
-    model = models.build(lenet(norm, tanh=tanh, normalised_scores=normalised_scores), (1, 28, 28), 10)
-    kinds = [type(part).__name__ for part in model.modules()]
-    assert ("Tanh" in kinds, "ReLU" in kinds) == (tanh, not tanh)
-    found = sum("Norm" in kind for kind in kinds)
-    assert found == (0 if norm == "plain" else 4 + normalised_scores)
-    weights = sum(p.numel() for name, p in model.named_parameters() if "norm" not in name)
-    assert weights == 61_706
-
-
 def test_the_head_of_a_pretrained_network_is_trained(tmp_path: Path) -> None:
     data = drawn("cifar10", (3, 32, 32), 0)
     setting = table_6.GRID.rows[2].whole(8.0)
@@ -229,17 +202,6 @@ def finished(setting: Setting, seed: int = 0, accuracy: float = 0.9, points: tup
     return Run(setting, seed, 1.0, accuracy, tuple(enumerate(points, 1)), None, 0.8)
 
 
-def lines_of(section: Section, name: str) -> list[tuple[str, ...]]:
-    """The lines of a network in a table."""
-    start = next(k for k, row in enumerate(section.rows) if row[0] == name)
-    end = next((k for k in range(start + 1, len(section.rows)) if section.rows[k][0]), len(section.rows))
-    return list(section.rows[start:end])
-
-
-def texts(svg: str) -> set[str]:
-    return {element.text or "" for element in ElementTree.fromstring(svg).iter() if element.tag.endswith("text")}
-
-
 def test_mean_and_standard_error_are_those_of_the_seeds() -> None:
     setting = table_2.setting("lenet-5", 0.0)
     runs = [finished(setting, seed, accuracy) for seed, accuracy in enumerate((0.90, 0.92, 0.97))]
@@ -263,29 +225,6 @@ def test_only_the_rows_asked_for_are_run_and_the_expensive_ones_only_if_asked_fo
     assert not couples(Asked((0,)))
     assert couples(Asked((0,), full=True))
     assert couples(Asked((0,), rows=("mixture-bn-lenet-5",)))
-
-
-def test_table_3_trains_narrow_networks_unless_the_whole_table_is_asked_for() -> None:
-    narrow, whole = (table_3.GRID.cells(Asked((0,), full=full)) for full in (False, True))
-    assert len(narrow) == 4 * 3
-    assert len(whole) == 6 * 5 + 4 * 3
-    section = table_3.GRID.section([finished(narrow[0].setting, accuracy=0.4)])
-    assert lines_of(section, "vgg-16")[1][2] == "not run"
-    assert lines_of(section, "vgg-16-eighth") == [
-        ("vgg-16-eighth", "ours", "40.00 (1 seed)", "", "not run", "not run", "")
-    ]
-
-
-def test_figure_1_tells_how_many_times_as_many_epochs_more_noise_takes() -> None:
-    slow = tuple(min(0.99, 0.3 + 0.02 * epoch) for epoch in range(1, 81))
-    quick = tuple(min(0.99, 0.3 + 0.14 * epoch) for epoch in range(1, 21))
-    runs = [finished(figure_1.setting(sigma), points=points) for sigma, points in ((1.0, quick), (10.0, slow))]
-    section = figure_1.section(runs)
-    rows = {row[0]: row for row in section.rows}
-    assert rows["1"][3:] == ("5", "1.0")
-    assert rows["10"][3:] == ("35", "7.0")
-    assert rows["5"][1] == "not run"
-    assert {"σ = 1", "σ = 10"} <= texts(section.figure)
 
 
 DIGITS = NoisyWeights("digits", "bn-lenet-300-100", sigma=1.0, epochs=8, batch_size=64, lr=0.5, lr_norms=0.003)

@@ -66,15 +66,6 @@ def test_arrays_that_are_not_words_and_vectors_are_refused(tmp_path: Path, array
         read_vectors_npz(path)
 
 
-def test_the_whole_vectors_take_precedence_over_the_copy(tmp_path: Path) -> None:
-    (tmp_path / "glove").mkdir()
-    np.savez(tmp_path / "glove" / MOST_FREQUENT, words=np.array(["the"]), vectors=np.ones((1, 2), np.float32))
-    assert list(glove(tmp_path).known) == ["the"]
-    (tmp_path / "glove" / WHOLE).write_text("the 1 2 3\n")
-    with pytest.raises(DataError, match="line 1 is no word with 100 numbers"):
-        glove(tmp_path)
-
-
 KNOWN = ("the", "oil", "price", "'s", ".")
 VOCABULARY = Vocabulary(known=KNOWN, vectors=np.arange(10, dtype=np.float32).reshape(5, 2), note="", tokens=4)
 
