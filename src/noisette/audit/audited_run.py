@@ -196,7 +196,13 @@ class AuditedRun:
             event, released = event_of(run.event), {event_of(of_event): times for of_event, times in run.released}
         except (ArithmeticError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{folder / RUN_FILE} is altered: it names no event ({error})") from error
-        _check_ledger(folder / LEDGER_FILE, {**released, event: run.steps})
+        recorded, of_searches = Ledger.read(folder / LEDGER_FILE).events, Counter[Event]()
+        for search in recorded:
+            of_searches.update(dict(search.run) if isinstance(search, RepeatAndSelect) else {})
+        for each, times in {**released, event: run.steps}.items():  # also in each run of a search
+            if (found := max(recorded.get(each, 0), of_searches[each])) < times:
+                contained = f"{folder / LEDGER_FILE} contains {found} of them"
+                raise ValueError(f"{RUN_FILE} states {times} releases of {each!r}, but {contained}")
         recipe, known = run.told_recipe, model is not None or run.is_built_in
         recipe = run.recipe_with(model, folder) if known else recipe
         bounds, vectors, words = recipe.data.target, run.word_vectors, run.words
@@ -295,14 +301,3 @@ def _other_batches(recipe: Recipe) -> str:
     if recipe.data.users is not None:
         return "a guarantee for users"
     return "" if recipe.training.batches == "poisson" else f"{recipe.training.batches} batches"
-
-
-def _check_ledger(path: Path, stated: Mapping[Event, int]) -> None:
-    """Check that the ledger contains at least these releases, also in each run of a search."""
-    recorded = Ledger.read(path).events
-    of_searches = Counter[Event]()
-    for search in recorded:
-        of_searches.update(dict(search.run) if isinstance(search, RepeatAndSelect) else {})
-    for event, times in stated.items():
-        if (found := max(recorded.get(event, 0), of_searches[event])) < times:
-            raise ValueError(f"{RUN_FILE} states {times} releases of {event!r}, but {path} contains {found} of them")

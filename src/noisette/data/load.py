@@ -51,22 +51,16 @@ def load(name: str, *, data_dir: Path | None = None, declaration: Declaration | 
     declaration = declaration or Declaration()
     if name in REGISTRY:
         return _built_in(name, data_dir, declaration)
-    path = Path(name)
+    path, own = Path(name), f"or the path of a folder, {', '.join(tables.SUFFIXES)}, .npz"
     if path.is_dir():
-        return _not_empty(read_images(path, declaration))
-    if path.is_file() and path.name.lower().endswith(".npz"):
-        return _not_empty(read_arrays(path, declaration))
-    if path.is_file() and path.name.lower().endswith(tables.SUFFIXES):
-        return _not_empty(tables.read_set(path, declaration))
-    own = f"or the path of a folder, {', '.join(tables.SUFFIXES)}, .npz"
-    if path.is_file():
+        data = read_images(path, declaration)
+    elif path.is_file() and path.name.lower().endswith((".npz", *tables.SUFFIXES)):
+        data = (read_arrays if path.suffix.lower() == ".npz" else tables.read_set)(path, declaration)
+    elif path.is_file():
         raise DataError(f"{name} is a file of another kind; give a built-in set ({', '.join(names())}) {own}")
-    close = close_name(name, names())
-    hint = f" Did you mean {close}?" if close else ""
-    raise DataError(f"there is no data set and no file {name!r}.{hint} Give one of {', '.join(names())}; {own}")
-
-
-def _not_empty(data: DataSet) -> DataSet:
+    else:
+        hint = f" Did you mean {close}?" if (close := close_name(name, names())) else ""
+        raise DataError(f"there is no data set and no file {name!r}.{hint} Give one of {', '.join(names())}; {own}")
     splits = {"train": data.train, "test": data.test}
     refuse(data.name, [f"{name} holds no records" for name, split in splits.items() if split and not len(split.inputs)])
     return data

@@ -122,7 +122,6 @@ class PrivateHooks(_Module):
         own = super().training_step
         number = (0,) * (len(signature(own).parameters) > 1)  # of the batch
         self._private_run.begin(self, lambda rows: own(rows, *number), [*_transfer_hooks(self, super())])
-        self._private_run.try_checkpoint(self.trainer)
         self._private_run.stop_if_finished(self.trainer)
         super().on_train_start()
 
@@ -453,10 +452,7 @@ class LightningRun:
         self._batches = run.batches(to=module.device)
         self._step, self._hooks, self._convert = step, hooks, trainer.precision_plugin.convert_input
         self._hook = optimizer.register_step_pre_hook(partial(_after_release, module))
-
-    def try_checkpoint(self, trainer: Any) -> None:
-        """Write a checkpoint and delete it, so that one that cannot be written fails before the first release."""
-        if trainer.checkpoint_callbacks and self._processes == 1:
+        if trainer.checkpoint_callbacks and self._processes == 1:  # so that it fails before the first release
             Path(trainer.default_root_dir).mkdir(parents=True, exist_ok=True)
             with TemporaryDirectory(prefix="rehearsal-", dir=trainer.default_root_dir) as folder:
                 trainer.save_checkpoint(Path(folder, "first.ckpt"))

@@ -413,7 +413,16 @@ class PrivateTrainer(Trainer):
             if self.args.save_strategy != "no" and not run.steps_spent:
                 with TemporaryDirectory(prefix="rehearsal-", dir=_folder(self.args)) as folder:
                     self._write_checkpoint(run, Path(folder))
-                    self._check_disk(run, sum(file.stat().st_size for file in Path(folder).rglob("*")))
+                    size = sum(file.stat().st_size for file in Path(folder).rglob("*"))
+                steps, most = self.state.save_steps, self.args.save_total_limit
+                number = run.steps_left // steps if self.args.save_strategy == "steps" and steps else 1
+                number = min(number, most + 1) if most else number
+                if (free := shutil.disk_usage(_folder(self.args)).free) < number * size:
+                    raise ValueError(
+                        f"{number} checkpoints of {size:,} bytes or more do not fit in {self.args.output_dir}, where "
+                        f"{free:,} bytes are free: give save_total_limit, larger save_steps or another output_dir. No "
+                        "step was taken"
+                    )
         finally:
             (self.callback_handler, self.state, self.control), self._is_silent = kept, False
         self.model.train()
@@ -426,18 +435,6 @@ class PrivateTrainer(Trainer):
             with suppress(Exception):
                 return self.evaluate(few.get("", few))
         return self.evaluate()
-
-    def _check_disk(self, run: PrivateRun, size: int) -> None:
-        """Check that the checkpoints to come, each of at least so many bytes, fit on the disk."""
-        args, steps = self.args, self.state.save_steps
-        number = run.steps_left // steps if args.save_strategy == "steps" and steps else 1
-        if args.save_total_limit:
-            number = min(number, args.save_total_limit + 1)
-        if (free := shutil.disk_usage(_folder(args)).free) < number * size:
-            raise ValueError(
-                f"{number} checkpoints of {size:,} bytes or more do not fit in {args.output_dir}, where {free:,} bytes "
-                "are free: give save_total_limit, larger save_steps or another output_dir. No step was taken"
-            )
 
     def _train(self, run: PrivateRun) -> None:
         steps_of_epoch = math.ceil(round(1 / run.sampling_rate, 9))

