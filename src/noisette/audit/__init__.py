@@ -2,5 +2,4 @@
 
 from noisette.audit.audited_run import *  # noqa: F403
 from noisette.audit.certificate import *  # noqa: F403
-from noisette.audit.cost import *  # noqa: F403
 from noisette.audit.step_audit import *  # noqa: F403

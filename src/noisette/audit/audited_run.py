@@ -17,22 +17,8 @@ from noisette import errors as checks
 from noisette.accounting import Ledger, PoissonGaussian, RepeatAndSelect
 from noisette.accounting.events import Event, event_of, facts_of
 from noisette.accounting.ledger import LEDGER_FILE
-from noisette.audit.certificate import Audit, certified_epsilon
-from noisette.audit.cost import CostAudit, audit_cost
-from noisette.audit.step_audit import (
-    Axes,
-    BehindPublicNorm,
-    BoundFactory,
-    CanaryModel,
-    LipschitzAxes,
-    NeighbourAudit,
-    Records,
-    Rows,
-    StepAudit,
-    audit_bound,
-    audit_neighbours,
-    released_scores,
-)
+from noisette.audit import step_audit
+from noisette.audit.certificate import Audit, CostAudit, audit_cost, certified_epsilon
 from noisette.clipping.registry import CLIPPING_RULES
 from noisette.clipping.rules import FlatClipping
 from noisette.core.release import GradientBound
@@ -86,12 +72,12 @@ class RunAudit(Audit):
 
 
 def audit_run(
-    bound_of: BoundFactory,
+    bound_of: step_audit.BoundFactory,
     *,
     noise_multiplier: float,
     sampling_rate: float,
     steps: int,
-    canary_model: CanaryModel | None = None,
+    canary_model: step_audit.CanaryModel | None = None,
     deltas: Sequence[float] = DELTAS,
     false_alarm: float = 1e-6,
     on_step: OnStep = lambda done, of: None,
@@ -104,7 +90,7 @@ def audit_run(
     Args:
         bound_of: makes the bound of a model.
         noise_multiplier, sampling_rate, steps: of the run.
-        canary_model: model, records and losses; ``Rows(20_000)`` unless given.
+        canary_model: model, records and losses; ``step_audit.Rows(20_000)`` unless given.
         deltas: at which epsilon is tested.
         false_alarm: probability that a correct mechanism is called a violation, at any of the deltas.
         on_step: called after each step with the number of steps done, and of all.
@@ -119,11 +105,11 @@ def audit_run(
         lambda: checks.open_fraction(false_alarm=false_alarm),
         *(lambda delta=delta: checks.open_fraction(delta=delta) for delta in deltas),
     )
-    made = canary_model if canary_model is not None else Rows(20_000)
+    made = canary_model if canary_model is not None else step_audit.Rows(20_000)
     half = made.canaries // 2
     records = torch.cat([made.records[:half], made.records[made.canaries :]])
     total, guaranteed = np.zeros(made.canaries), list[float]()
-    released = released_scores(
+    released = step_audit.released_scores(
         bound_of(made.model),
         made,
         noise_multiplier=noise_multiplier,
@@ -238,31 +224,33 @@ class AuditedRun:
         if not lipschitz.used:
             return PerExampleClip(model, clipping=CLIPPING_RULES[privacy.clipping].resolve()(privacy.max_grad_norm))
         limit = FlatClipping(lipschitz.logit_clip) if lipschitz.logit_clip else None
-        shape = LipschitzAxes().input_shape
+        shape = step_audit.LipschitzAxes().input_shape
         return LipschitzBound(model, loss=TauCrossEntropy(1.0), input_shape=shape, logit_clipping=limit)
 
     def audit_cost(self) -> CostAudit:
         return audit_cost(self.released, epsilon=self.epsilon, delta=self.delta)
 
-    def audit_step(self, *, steps: int) -> StepAudit:
+    def audit_step(self, *, steps: int) -> step_audit.StepAudit:
         if self.recipe.lipschitz.used:
-            canary_model = LipschitzAxes()
+            canary_model = step_audit.LipschitzAxes()
         else:
-            canary_model = BehindPublicNorm() if self.recipe.model.batch_norm == "public" else Axes()
+            canary_model = (
+                step_audit.BehindPublicNorm() if self.recipe.model.batch_norm == "public" else step_audit.Axes()
+            )
         noise = self.noise_multiplier
-        return audit_bound(self.bound_of, noise_multiplier=noise, canary_model=canary_model, steps=steps)
+        return step_audit.audit_bound(self.bound_of, noise_multiplier=noise, canary_model=canary_model, steps=steps)
 
-    def audit_neighbours(self, *, pairs: int) -> NeighbourAudit:
+    def audit_neighbours(self, *, pairs: int) -> step_audit.NeighbourAudit:
         """On the run's own model, which must not be ``unknown``."""
         setup = _setup(self.recipe, self.shapes, Ledger())
         inputs, targets = (column.clone() for column in setup.examples.tensors)
         random = np.random.default_rng()
 
-        def draw(n: int) -> Records:
+        def draw(n: int) -> step_audit.Records:
             chosen = torch.as_tensor(random.integers(0, len(inputs), n))
             return inputs[chosen], targets[chosen]
 
-        return audit_neighbours(setup.bound, draw, setup.losses, pairs=pairs)
+        return step_audit.audit_neighbours(setup.bound, draw, setup.losses, pairs=pairs)
 
     def audit_whole_run(self, *, on_step: OnStep) -> RunAudit:
         assert isinstance(self.event, PoissonGaussian), "of no other batches"
@@ -271,7 +259,7 @@ class AuditedRun:
             noise_multiplier=self.noise_multiplier,
             sampling_rate=self.event.sampling_rate,
             steps=self.steps,
-            canary_model=LipschitzAxes(4096) if self.recipe.lipschitz.used else None,
+            canary_model=step_audit.LipschitzAxes(4096) if self.recipe.lipschitz.used else None,
             on_step=on_step,
         )
 

@@ -163,9 +163,8 @@ def released_scores(
     """Train with the real loop, and score the canaries by what each step releases.
 
     ``records`` are those of the model unless given, and ``declared`` other arguments of ``privatize``. A canary reaches
-    the bound of each sum by equal amounts in each of its parameters. Sums of anything but parameters, such as a count,
-    are ignored. It yields the run, the batch, the component of the release along the axis of each canary,
-    (canaries,), and the mean of those in the batch, both in units of the noise.
+    the bound of each sum of parameters equally. It yields the run, the batch, the component of the release along the
+    axis of each canary, (canaries,), and the mean of those in the batch, both in units of the noise.
     """
     records = canary_model.records if records is None else records
     trained = {id(p) for p in bound.parameters.values()}
@@ -205,9 +204,8 @@ class StepAudit(Audit):
     """What scores of canaries prove about the mechanism that was audited.
 
     ``guaranteed_mu`` is an upper bound on how many standard deviations of the noise one record moves a release, and
-    ``certified_mu`` a lower bound. ``checks`` compare the mechanism with its documentation in both directions: too much
-    noise is a finding too. ``false_alarm`` is the probability that the documented mechanism is called a violation, and
-    that it fails each check.
+    ``certified_mu`` a lower bound. ``checks`` compare the mechanism with its documentation: too much noise is a finding
+    too. ``false_alarm`` is the probability that the documented mechanism is a violation, and that it fails each check.
 
     Guarantee: the probability of a false alarm is that of the documented Gaussian mechanism with independent noise. A
     proof about arbitrary mechanisms would need each canary in a run of its own. Source: Nasr et al. 2023, "Tight

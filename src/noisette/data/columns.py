@@ -166,8 +166,8 @@ class Number:
     """A column of numbers: one input, in [-1, 1] if it has bounds.
 
     low, high: declared bounds, both or none; values outside are clipped.
-    missing: what a missing value counts as. A number; or "indicator": the middle of the bounds (0 without bounds), and
-        a second input, which is 1 for it; or "refuse".
+    missing: what a missing value counts as: a number; "refuse"; or "indicator": the middle of the bounds (0 without),
+        and a second input, which is 1 for it.
     missing_words: what stands for a missing value in this column beside the usual words, such as "-9".
     """
 
@@ -253,8 +253,8 @@ class Category:
 
     categories: every text that is known, in the order of the inputs. Where no text is a category as it is written,
         upper and lower case count as the same, and 2.0 as 2.
-    missing: what a missing value counts as. One of the categories; or "own category", which is one more input; or
-        "refuse". Words for missing values that are declared as categories are categories.
+    missing: what a missing value counts as: one of the categories; "own category", one more input; or "refuse". Words
+        for missing values that are declared as categories are categories.
     other: the same for texts that are no category.
     missing_words: as for a number.
     """
@@ -444,8 +444,8 @@ _CONVERTIBLE = frozenset({"L", "RGB", "1", "P", "LA", "PA", "RGBA", "CMYK", "YCb
 class ImageForm:
     """The size of images in pixels, and whether they have one grey channel instead of three.
 
-    ``fitted``: each image is turned as its camera says, laid on white where it is transparent, scaled until it covers
-    the size, and cut to its middle; otherwise an image of another form is refused.
+    ``fitted``: each is turned as its camera says, laid on white, scaled until it covers the size, and cut to its
+    middle; otherwise an image of another form is refused.
 
     Guarantee: what becomes of an image depends on this declaration and on the image, never on another one.
     """

@@ -148,8 +148,8 @@ def unit_pixels(pixels: np.ndarray) -> np.ndarray:
 def hold_out(data: DataSet, share: float, key: bytes) -> DataSet:
     """The data set with each of its records held out with probability ``share``; the rest is left for training.
 
-    A keyed hash of its place in the file decides, or of its user where users are known, so that all records of a user
-    are on one side. The key is secret and drawn anew for each run.
+    A keyed hash of its place in the file decides, or of its user where users are known. The key is secret and new for
+    each run.
 
     Guarantee: with a secret key drawn at random, adding or removing one record changes the training part by this record
     or not at all, so a guarantee for the training part is one for the training that :func:`noisette.data.load` read.

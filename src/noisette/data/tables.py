@@ -33,7 +33,7 @@ Table = Mapping[str, Sequence[str]]  # the texts of each column, columns in the 
 def read(path: Path, encoding: str = "utf-8") -> Table:
     """The columns in a file: a CSV, JSON lines, Parquet or the first sheet of an Excel workbook.
 
-    The fields of a CSV are separated by commas, semicolons or tabs: by what separates most names in the first line. A
+    What separates most names in the first line of a CSV separates its fields: commas, semicolons or tabs. A
     ``DataError`` quotes none of the contents.
     """
     names, *found = _lines(path, encoding)

@@ -52,12 +52,11 @@ def make_private(
     """Make ``Trainer.fit`` of a module release noised sums of clipped per-example gradients alone.
 
     The module stays the same object, and its class becomes a subclass of what it was. ``fit`` takes data set, collation
-    and ``batch_size`` from the training loader; its batches are Poisson samples of that expected size. Number of steps
-    and noise follow from ``max_epochs`` or ``max_steps`` of the trainer. ``training_step`` is called with a batch of
-    one record, for each record; what it logs is private and left out.
-
-    With ``automatic_optimization = False`` it is called with the whole batch, calls ``self(x)``, ``manual_backward``
-    and the optimizer's ``step``, once, for a mean of the records' losses: each row of ``self(x)`` is computed apart.
+    and ``batch_size`` from the training loader; its batches are Poisson samples of that expected size. Steps and noise
+    follow from ``max_epochs`` or ``max_steps``. ``training_step`` is called with a batch of one record, for each
+    record; what it logs is private and left out. With ``automatic_optimization = False`` it is called with the whole
+    batch, calls ``self(x)``, ``manual_backward`` and the optimizer's ``step``, once, for a mean of the records' losses:
+    each row of ``self(x)`` is computed apart.
 
     Args:
         module: a ``LightningModule`` with one optimizer.

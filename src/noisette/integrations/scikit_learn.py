@@ -364,8 +364,8 @@ def _numbers(estimator: Any, *given: Any, **how: bool) -> Any:
 class PrivateClassifier(ClassifierMixin, PrivateEstimator):
     """Classifier with differential privacy: logistic regression on fixed piecewise linear features, or a small network.
 
-    Each number gets ``n_knots`` fixed triangles within its declared bounds as further inputs, each row is scaled to
-    norm one, and the weights are trained by DP-SGD with settings that need no search (``training.defaults``).
+    Each number gets ``n_knots`` fixed triangles within its declared bounds as further inputs, rows are scaled to norm
+    one, and weights are trained by DP-SGD with settings that need no search (``training.defaults``).
 
     Args:
         epsilon: the privacy budget of a fit together with everything in ``ledger``.

@@ -143,8 +143,7 @@ class SpectralConv2d(Constrained):
     """A 1-Lipschitz convolution without bias, padded with zeros.
 
     ``weight``, reshaped to one row per output channel, has a spectral norm of at most one. The kernel is ``weight``
-    divided by the square root of the largest number of windows that contain one pixel, which is counted exactly for the
-    size of each input.
+    divided by the root of the largest number of windows with one pixel in common, counted for the size of each input.
 
     Guarantee: as for :class:`SpectralLinear`, because the norm of all patches together is at most that square root
     times the norm of the image.
@@ -252,8 +251,8 @@ class BoundedInput(Shown):
 class SphereInput(BoundedInput):
     """Scales each example to a Euclidean norm of ``x0``, over all its elements; an example of zeros does not change.
 
-    Bounds are tighter than behind :class:`BoundedInput`, because the norm of every example equals its bound. The map
-    has no Lipschitz constant near zero, so no layer in front of it can train. ``x0`` must be public here too.
+    Bounds are tighter than behind :class:`BoundedInput`, because every norm equals its bound. The map has no Lipschitz
+    constant near zero, so no layer in front of it can train. ``x0`` must be public here too.
 
     >>> SphereInput(x0=5.0)(torch.tensor([[6.0, 8.0], [0.0, 0.1], [0.0, 0.0]])).tolist()
     [[3.0, 4.0], [0.0, 5.0], [0.0, 0.0]]
@@ -324,9 +323,8 @@ class TokenMix(nn.Module):
 class MixerBlock(nn.Module):
     """Mixes the tokens of each channel, then the channels of each token; the shape does not change.
 
-    Inputs are maps (b, channels, height, width) with ``tokens`` positions, or (b, channels, tokens, 1). Each
-    half is a linear layer, :class:`GroupSort2`, :class:`LayerCentering` and a linear layer. Its hidden width is that of
-    its axis, or one more where that is odd.
+    Inputs are maps (b, channels, height, width) with ``tokens`` positions. Each half is a linear layer,
+    :class:`GroupSort2`, :class:`LayerCentering` and a linear layer, as wide as its axis, or one more where that is odd.
 
     Source: Tolstikhin et al. 2021 for the block; Bethune et al. 2024 for its Lipschitz form.
 

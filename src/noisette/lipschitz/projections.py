@@ -144,8 +144,7 @@ def _require_finite(matrices: Tensor) -> None:
 class Constrained(Shown):
     """A linear map by ``weight``, which a projection keeps in a set of matrices; their norm is its Lipschitz constant.
 
-    The parameter itself is constrained, so its gradient is the plain one. It is projected when a state dict is loaded
-    and after each step; call :func:`project` when the module is created.
+    It is projected when a state dict is loaded and after each step; call :func:`project` when the module is created.
     """
 
     weight: nn.Parameter

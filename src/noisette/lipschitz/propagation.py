@@ -19,10 +19,7 @@ from noisette.errors import PrivacyError
 
 @dataclass(frozen=True)
 class NormBound:
-    """A bound on the Euclidean norm of any one example at one place of a network, and its shape without the batch axis.
-
-    The norm is over all elements; it is infinite if none is known.
-    """
+    """A bound on the Euclidean norm of any one example at a place of a network, or infinity, and its shape."""
 
     norm: float
     shape: tuple[int, ...]
@@ -87,15 +84,11 @@ class Stretching(Shown):
 
 
 class _Function(NamedTuple):
-    """The bounds of a class of torch's modules without parameters that are Lipschitz functions.
+    """A class of torch's modules without parameters that are Lipschitz functions."""
 
-    ``constant`` gives the Lipschitz constant, and ``at_zero`` a bound on the absolute value of each element of f(0),
-    both from the module; ``reshapes`` tells whether the output has another shape than the input.
-    """
-
-    constant: Callable[[Any], float]
-    at_zero: Callable[[Any], float] = lambda module: 0.0
-    reshapes: bool = False
+    constant: Callable[[Any], float]  # the Lipschitz constant of a module
+    at_zero: Callable[[Any], float] = lambda module: 0.0  # bounds the absolute value of each element of f(0)
+    reshapes: bool = False  # whether the output has another shape than the input
 
 
 _SMOOTH_THRESHOLD = 20.0  # torch's own; the step there is 2e-9 / beta
@@ -105,11 +98,7 @@ _shapes: WeakKeyDictionary[nn.Module, dict[tuple[int, ...], tuple[int, ...]]] = 
 
 @torch.no_grad()
 def output_shape(module: nn.Module, shape: Sequence[int]) -> tuple[int, ...]:
-    """Shape of one example's output, measured by a call with two examples of zeros, and kept.
-
-    The call writes nothing into the module's buffers. An output without two rows, whose first axis no longer holds the
-    examples, is a PrivacyError.
-    """
+    """Shape of one example's output, measured by a call with two examples of zeros, and kept; buffers stay."""
     known, shape = _shapes.setdefault(module, {}), tuple(shape)
     if shape not in known:
         tensor = next(iter([*module.parameters(), *module.buffers()]), torch.empty(0))
@@ -130,10 +119,7 @@ def is_measured(module: nn.Module) -> bool:
 
 
 def check_measured_shape(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-    """A forward hook: PrivacyError if an output has not the shape that was measured for its input.
-
-    The modules behind would get another input than their bounds are about.
-    """
+    """A forward hook: PrivacyError if an output has not the shape that bounds behind it are about."""
     measured = _shapes.get(module, {}).get(tuple(args[0].shape[1:])) if args and torch.is_grad_enabled() else None
     if measured is not None and tuple(output.shape[1:]) != measured:
         raise PrivacyError(
@@ -196,10 +182,7 @@ _REPLACEMENTS = {
 
 
 def forward(module: nn.Module, x: NormBound) -> NormBound:
-    """Bound on the output of the module; infinite for a module that has no bound and no trainable parameter.
-
-    A module with trainable parameters and no bound is a PrivacyError.
-    """
+    """Bound on the output of the module, or infinity; PrivacyError if it has trainable parameters and no bound."""
     _refuse_changed_function(module)
     if is_bounded(module):
         return module.bound_forward(x)
@@ -215,10 +198,7 @@ def forward(module: nn.Module, x: NormBound) -> NormBound:
 
 
 def backward(module: nn.Module, x: NormBound, g: float) -> tuple[float, Sensitivities]:
-    """Bounds on one example's gradient by the input and by each parameter, where that by the output is at most ``g``.
-
-    A module with trainable parameters and no bound is a PrivacyError.
-    """
+    """Bounds on one example's gradient by input and parameters, as of :meth:`Bounded.bound_backward`; errors too."""
     _refuse_changed_function(module)
     if is_bounded(module):
         return module.bound_backward(x, g)
@@ -235,10 +215,7 @@ def backward(module: nn.Module, x: NormBound, g: float) -> tuple[float, Sensitiv
 
 
 def layers(module: nn.Module, x: NormBound, name: str = "") -> list[tuple[str, nn.Module, NormBound]]:
-    """The layers of nested sequential modules in forward order, each with its name and the bound on its input.
-
-    A layer that is used in two places is listed twice.
-    """
+    """The layers of nested sequential modules in forward order, each use with its name and the bound on its input."""
     if type(module) is not nn.Sequential:
         return [(name, module, x)]
     found: list[tuple[str, nn.Module, NormBound]] = []

@@ -38,7 +38,7 @@ Weighted = nn.Linear | nn.modules.conv._ConvNd
 
 
 class ChannelNorm(nn.Module):
-    """Normalises each channel (axis 1) of inputs with two to five axes; parameters and buffers are those of batch norm."""
+    """Normalises each channel (axis 1) of inputs with two to five axes; its state is named as that of batch norm."""
 
     needs_public: ClassVar[bool] = False  # its statistics come from a public batch
 
@@ -230,9 +230,7 @@ class PublicBatchNorm(PublicNorm):
 
 
 class PerExampleBatchNorm(PublicNorm):
-    """Batch norm over each private example together with a public batch.
-
-    Mean and variance are computed in closed form from the public values and those of the example.
+    """Batch norm over each private example together with a public batch, in closed form.
 
     Guarantee: as for :class:`PublicBatchNorm`.
     Source: Davody et al. 2020, the test phase of algorithm 1.

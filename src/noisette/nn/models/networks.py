@@ -17,8 +17,15 @@ from noisette.data.words import frequent_words, number_of
 from noisette.lipschitz.layers import GroupSort2, LayerCentering, MixerBlock, PatchConv2d, SpectralLinear, SphereInput
 from noisette.lipschitz.projections import FrobeniusBall
 from noisette.lipschitz.propagation import output_shape
-from noisette.nn.features import PatchFeatures, Scattering2d, Standardise, Whitening, WordCounts, WordVectors
-from noisette.nn.views import MirrorAverage
+from noisette.nn.features import (
+    MirrorAverage,
+    PatchFeatures,
+    Scattering2d,
+    Standardise,
+    Whitening,
+    WordCounts,
+    WordVectors,
+)
 
 __all__ = ["Centred", "FixedFeatures", "Norm", "PatchScale", "Shape", "batch_norm", "cnn", "encoder", "layer_norm"]
 __all__ += ["linear", "lipschitz_dense", "lipschitz_linear", "lipschitz_mixer", "mlp", "patches_and_scattering"]
