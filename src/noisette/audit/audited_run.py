@@ -90,7 +90,7 @@ def audit_run(
     Args:
         bound_of: makes the bound of a model.
         noise_multiplier, sampling_rate, steps: of the run.
-        canary_model: model, records and losses; ``step_audit.Rows(20_000)`` unless given.
+        canary_model: model, records and losses; ``Rows(20_000)`` unless given.
         deltas: at which epsilon is tested.
         false_alarm: probability that a correct mechanism is called a violation, at any of the deltas.
         on_step: called after each step with the number of steps done, and of all.

@@ -181,7 +181,8 @@ def audit_cost(
     Raises:
         ValueError: a number outside its domain.
 
-    >>> audit_cost({kinds.PoissonGaussian(0.01, 1.3): 6000}, epsilon=2.97, delta=1e-5).verdict
+    >>> from noisette import PoissonGaussian
+    >>> audit_cost({PoissonGaussian(0.01, 1.3): 6000}, epsilon=2.97, delta=1e-5).verdict
     <Verdict.CONSISTENT: 'consistent'>
     """
     checks.all_of(
