@@ -288,11 +288,11 @@ def audit_bound(
     """
     checks.all_of(lambda: checks.positive(noise_multiplier=noise_multiplier), lambda: checks.count(steps=steps))
     made = Axes() if canary_model is None else canary_model
-    numbers = {"noise_multiplier": noise_multiplier, "expected_batch_size": len(made.records) / 2}
+    half, noise = len(made.records) / 2, noise_multiplier
     found = [
         (scores, np.isin(np.arange(made.canaries), batch.indices), shift)
         for _, batch, scores, shift in released_scores(
-            bound_of(made.model), made, **numbers, sampling_rate=0.5, steps=steps
+            bound_of(made.model), made, noise_multiplier=noise, expected_batch_size=half, sampling_rate=0.5, steps=steps
         )
     ]
     values, inside, shifts = zip(*found, strict=True)
