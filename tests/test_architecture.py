@@ -382,4 +382,4 @@ def test_planted_contents_are_reported() -> None:
         assert len(list(generators(file("core/noise.py", text)))) == 1, text
         assert list(generators(file("core/noise.py", text)))
         assert not list(generators(file("run/pca.py", text)))
-        assert not list(generators(file("nn/conversion.py", text)))
+        assert not list(generators(file("nn/batch_norm.py", text)))

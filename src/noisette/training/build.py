@@ -22,12 +22,11 @@ from noisette.lipschitz import Constrained
 from noisette.lipschitz.bound import LipschitzBound
 from noisette.lipschitz.propagation import output_shape
 from noisette.nn import MirrorAndShift, Whitening, mean_over_views, models
-from noisette.nn.conversion import convert_batch_norm, refuse_overlap
+from noisette.nn.batch_norm import convert_batch_norm, refuse_overlap
+from noisette.nn.features import Loss
 from noisette.nn.lipschitz import TauCrossEntropy
-from noisette.nn.models.backbone_features import fixed_features
 from noisette.nn.models.backbones import folder_of
-from noisette.nn.models.factory import is_folder_of_model, sha256_of_weights
-from noisette.nn.views import Loss
+from noisette.nn.models.factory import fixed_features, is_folder_of_model, sha256_of_weights
 from noisette.ranks import AnyRanks
 from noisette.run.per_example import PerExampleClip
 from noisette.run.sampling import Sampling, Users

@@ -23,7 +23,7 @@ from noisette.accounting import atomic_files
 from noisette.data import DataSet, Split
 from noisette.data.dataset import Target
 from noisette.nn.batch_norm import in_evaluation
-from noisette.nn.models.backbone_features import ImageFeatures, TextFeatures
+from noisette.nn.models.factory import ImageFeatures, TextFeatures
 from noisette.training.recipe import Recipe
 from noisette.training.report.facts import ClassFigures, NumberFigures, Point
 

@@ -21,8 +21,7 @@ from noisette.accounting.filters import RenyiOdometer, accountant_beside
 from noisette.core.release import GradientBound
 from noisette.data import DataSet
 from noisette.nn.batch_norm import in_evaluation
-from noisette.nn.features import Whitening
-from noisette.nn.views import Loss
+from noisette.nn.features import Loss, Whitening
 from noisette.ranks import AnyRanks, ranks_of
 from noisette.ranks.launch import refuse_several_processes
 from noisette.run.checkpoint import SavedRun
