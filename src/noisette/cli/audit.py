@@ -46,9 +46,7 @@ def audit(
     Exit code 0 if nothing was found, 1 if a guarantee is refuted or the mechanism is not the documented one, 2 for
     invalid input.
     """
-    checks.all_of(
-        lambda: checks.count(steps=steps), lambda: pairs == 0 or checks.count(pairs=pairs), lambda: _check_place(place)
-    )
+    checks.all_of(lambda: checks.count(steps=steps), lambda: checks.whole(pairs=pairs), lambda: _check_place(place))
     keep_freed_memory()
     try:
         run = _audited(place, data_dir, model)

@@ -19,39 +19,14 @@ from noisette import data as data_sets
 from noisette.accounting.budget import check_delta
 from noisette.accounting.calibrate import schedule
 from noisette.accounting.registry import described
-from noisette.cli.options import (
-    INTERRUPTED,
-    TERMINATED,
-    DataDir,
-    FactsAsJson,
-    flag,
-    listed,
-    number_or_names,
-    numbers,
-    option,
-    out_option,
-    plain_errors,
-    whole_numbers,
-)
+from noisette.cli import options
+from noisette.cli.options import INTERRUPTED, TERMINATED, DataDir, FactsAsJson, flag, option, out_option, plain_errors
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.nn.models import names as model_names
 from noisette.nn.models.backbones import PACKAGES
 from noisette.training import keep_freed_memory
-from noisette.training.recipe import (
-    BATCH_NORMS,
-    BATCHES,
-    OPTIMIZERS,
-    DataSection,
-    PrivacySection,
-    Recipe,
-    TrainingSection,
-    accountant_names,
-    check_names,
-    default_recipe,
-    load_data,
-    load_public,
-    read_schema,
-)
+from noisette.training import recipe as recipes
+from noisette.training.recipe import Recipe, load_data, load_public
 from noisette.training.run_folder import RunFolder, in_words, unfinished_runs
 
 if TYPE_CHECKING:
@@ -64,7 +39,6 @@ _Whole: TypeAlias = int | None
 _Text: TypeAlias = str | None
 _Loaded: TypeAlias = "tuple[DataSet, DataSet | None]"  # the records and the data set of the public examples
 _SUITED = "what suits the data"
-_KEY_BYTES = 32  # of the key that decides which records are held out
 _LARGE_EPSILON, _FEW_RECORDS = 20, 100
 _OF_OWN = "Data of your own, declared"
 _privacy = partial(option, panel="Privacy")
@@ -72,13 +46,13 @@ _training = partial(option, panel="Training")
 _norm = partial(option, panel="Batch norm")
 _declared = partial(option, panel=_OF_OWN)
 # Tables of a recipe whose fields are options under the same name.
-_TABLES = {"data": DataSection, "privacy": PrivacySection, "training": TrainingSection}
+_TABLES = {"data": recipes.DataSection, "privacy": recipes.PrivacySection, "training": recipes.TrainingSection}
 _Recipe = Annotated[
     Path | None,
     typer.Argument(
         metavar="RECIPE.toml",
         help="Settings in a file; the options below override it. The accountant is set there alone: "
-        f"privacy.accountant is one of {', '.join(accountant_names())}.",
+        f"privacy.accountant is one of {', '.join(recipes.accountant_names())}.",
         exists=True,
         dir_okay=False,
     ),
@@ -100,7 +74,7 @@ _BACKBONES = f"A public network whose features the model takes: {', '.join(PACKA
 _ENGINES = f"How the clipped sum is computed; every engine gives the same sum. {described(ENGINES)}."
 _COMPILED = "Whether the step is compiled: auto, where the run is long enough; yes, which waits for it; or no."
 _TESTED = "The share of records drawn at random to test with. Test figures on them are not private."
-_NORMS = f"What replaces each batch norm of the model. {described(BATCH_NORMS)}."
+_NORMS = f"What replaces each batch norm of the model. {described(recipes.BATCH_NORMS)}."
 _PUBLIC = "Data set of the public examples that give the statistics. It has no privacy guarantee."
 _USERS = "CSV: the column of the user of a record. The guarantee is then for users."
 
@@ -134,11 +108,15 @@ def train(
     ] = False,
     epochs: Annotated[_Number, _training("F", "Passes over the declared size.", _SUITED)] = None,
     batch_size: Annotated[_Whole, _training("N", "Expected batch size, in examples.", _SUITED)] = None,
-    batches: Annotated[_Text, _training("NAME", f"How batches are drawn. {described(BATCHES)}.", "poisson")] = None,
+    batches: Annotated[
+        _Text, _training("NAME", f"How batches are drawn. {described(recipes.BATCHES)}.", "poisson")
+    ] = None,
     largest_batch: Annotated[_Whole, _training("N", "Truncated batches: the most examples of a batch.")] = None,
     bands: Annotated[_Whole, _training("N", "Cyclic batches: the steps over which noise is correlated.")] = None,
     compile: Annotated[_Text, _training("NAME", _COMPILED, "auto")] = None,
-    optimizer: Annotated[_Text, _training("NAME", f"How gradients are used. {described(OPTIMIZERS)}.", _SUITED)] = None,
+    optimizer: Annotated[
+        _Text, _training("NAME", f"How gradients are used. {described(recipes.OPTIMIZERS)}.", _SUITED)
+    ] = None,
     lr: Annotated[_Number, _training("F", "Learning rate.", _SUITED)] = None,
     class_weights: Annotated[
         _Text, _training("A=N,B=N,..", "How much the loss of each class counts, from public knowledge.", "all alike")
@@ -192,36 +170,31 @@ def train(
     given = {name: value for name, value in context.params.items() if value is not None and value is not False}
     given.pop("columns", None)
     if classes is not None:
-        given["classes"] = number_or_names(classes)
+        given["classes"] = options.number_or_names(classes)
     if target is not None:
-        given["target"] = numbers("target", target, "0,120", count=2)
+        given["target"] = options.numbers("target", target, "0,120", count=2)
     if image_size is not None:
-        given["image_size"] = whole_numbers("image-size", image_size.replace("x", ","), "64x48")
+        given["image_size"] = options.whole_numbers("image-size", image_size.replace("x", ","), "64x48")
     if class_weights is not None:
         given["class_weights"] = _weights(class_weights)
-    tables = {t: {f.name: given[f.name] for f in fields(of) if f.name in given} for t, of in _TABLES.items()}
-    others = {
-        "model": {"name": model, "backbone": backbone, "batch_norm": batch_norm},
-        "public": {"data": public, "examples": public_examples},
-    }
-    tables |= {t: {name: value for name, value in table.items() if value is not None} for t, table in others.items()}
-    if data is not None:
-        tables["data"]["name"] = data
-    declared = (read_schema(columns) if columns else {}) | tables.pop("data")
-    base = Recipe.read(recipe, declared) if recipe else default_recipe(declared, model, optimizer, backbone)
+    asked_of = {t: {f.name: given.get(f.name) for f in fields(of)} for t, of in _TABLES.items()}
+    asked_of["data"]["name"] = data
+    asked_of["model"] = {"name": model, "backbone": backbone, "batch_norm": batch_norm}
+    asked_of["public"] = {"data": public, "examples": public_examples}
+    tables = {t: {name: value for name, value in of.items() if value is not None} for t, of in asked_of.items()}
+    declared = (recipes.read_schema(columns) if columns else {}) | tables.pop("data")
+    base = Recipe.read(recipe, declared) if recipe else recipes.default_recipe(declared, model, optimizer, backbone)
     settings = base.changed(tables, "the settings")
-    if without_privacy:
-        if idle := ", ".join(f"--{name.replace('_', '-')}" for name in tables["privacy"]):
-            raise ValueError(f"without privacy there is no guarantee to set; leave out {idle}")
-        if not {"--lr", "--optimizer"} & set(asked):  # rates for clipped gradients do not fit others
-            plain = replace(settings.training, optimizer="sgd", lr=None)
-            settings = replace(settings, training=plain)
+    if without_privacy and (idle := ", ".join(f"--{name.replace('_', '-')}" for name in tables["privacy"])):
+        raise ValueError(f"without privacy there is no guarantee to set; leave out {idle}")
+    if without_privacy and not {"--lr", "--optimizer"} & set(asked):  # rates for clipped gradients do not fit others
+        settings = replace(settings, training=replace(settings.training, optimizer="sgd", lr=None))
     name = Path(settings.data.name).resolve().name.partition(".")[0]
     place = out or Path("runs", f"{name}-not-private" if without_privacy else name)
-    key, loaded = secrets.token_hex(_KEY_BYTES), None
+    key, loaded = secrets.token_hex(32), None  # the key decides which records are held out
     if "RANK" not in os.environ:  # before torch is imported, which takes seconds; ranks refuse input together
         RunFolder(place)
-        check_names(settings)
+        recipes.check_names(settings)
         loaded = _load(settings, data_dir, key)
         privacy, size = settings.privacy, loaded[0].declared_size
         schedule(settings.training.batch_size, None, None, size, settings.training.epochs)
@@ -232,7 +205,7 @@ def train(
 
 
 def _weights(given: str) -> dict[str, float]:
-    pairs = [part.rpartition("=") for part in listed("class-weights", given)]
+    pairs = [part.rpartition("=") for part in options.listed("class-weights", given)]
     try:
         weights = {name: float(number if sign else sign) for name, sign, number in pairs}
         if len(weights) < len(pairs) or not all(0 < weight < math.inf for weight in weights.values()):
@@ -250,6 +223,7 @@ def _load(recipe: Recipe, data_dir: Path | None, key: str) -> _Loaded:
 
 def report(work: Callable[[], tuple[Facts, Path] | None], as_json: bool) -> None:
     """Do the work, and report how it ended; nothing where the work returns nothing."""
+    keep_freed_memory()
     try:
         done = work()
     except (KeyboardInterrupt, SystemExit) as stop:
@@ -267,16 +241,12 @@ def report(work: Callable[[], tuple[Facts, Path] | None], as_json: bool) -> None
 def _begin(
     recipe: Recipe, out: Path, data_dir: Path | None, key: str, loaded: _Loaded | None, *, private: bool
 ) -> tuple[Facts, Path] | None:
-    keep_freed_memory()
     with on_ranks() as ranks:
         with ranks.unanimous("the run folder"):
             folder = RunFolder(out)
-        settings = {
-            "recipe": asdict(recipe),
-            "folder": str(Path.cwd()),  # in which its paths are found
-            "data_dir": data_dir and str(data_dir.resolve()),
-            "holdout_key": key,
-        }
+        # Its paths are found in the folder.
+        settings = {"recipe": asdict(recipe), "folder": str(Path.cwd()), "holdout_key": key}
+        settings["data_dir"] = data_dir and str(data_dir.resolve())
         facts = _train(ranks, recipe, data_dir, folder, settings, loaded, private=private)
         return facts and (facts, out)
 
@@ -314,7 +284,6 @@ def mention_replaced(folder: RunFolder) -> None:
 
 
 def _go_on(place: Path) -> tuple[Facts, Path] | None:
-    keep_freed_memory()
     with on_ranks() as ranks:
         with ranks.unanimous("the run folder"):
             folder = RunFolder.unfinished(place)

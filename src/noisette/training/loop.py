@@ -34,7 +34,6 @@ from noisette.training.optimizers import learning_rate
 from noisette.training.recipe import ACCOUNTANTS, Recipe
 from noisette.training.report.facts import ClassFigures, NumberFigures, Point
 
-_OF_COSINE = 0.5  # the mean of half a cosine from one to zero
 _POINTS = 20
 # Of Adam without privacy: the most and the least rate, and how far it moves a weight at most, half with a cosine.
 _FASTEST, _SLOWEST, _WAY = 0.03, 0.001, 1.5
@@ -57,14 +56,12 @@ def start_run(
     accountant = ACCOUNTANTS[privacy.accountant]
     sampling_rate, steps = schedule(training.batch_size, None, None, size, training.epochs)
     if noise is not None and recipe.data.users is None and training.batches == "poisson":
+        budget = {"epsilon": privacy.epsilon, "delta": privacy.delta}
         affordable = steps_for(
-            epsilon=privacy.epsilon,
-            delta=privacy.delta,
+            **budget,
             sampling_rate=sampling_rate,
             noise_multiplier=noise,
-            accountant=accountant_beside(
-                ledger.declarations, accountant, declaration=declaration, epsilon=privacy.epsilon, delta=privacy.delta
-            ),
+            accountant=accountant_beside(ledger.declarations, accountant, declaration=declaration, **budget),
             prior_events=ledger.events,
         )
         steps = min(steps, max(1, affordable))  # one that the budget does not allow is refused
@@ -102,8 +99,10 @@ def with_rate(recipe: Recipe, run: PrivateRun) -> Recipe:
         reach=NETWORK_REACH,
         momentum=training.momentum,
     )
-    rate = constant / _OF_COSINE if training.cosine and training.lr_end is None else constant
-    return replace(recipe, training=replace(training, lr=rate))
+    on_average = (
+        0.5 if training.cosine and training.lr_end is None else 1.0
+    )  # the mean of half a cosine from one to zero
+    return replace(recipe, training=replace(training, lr=constant / on_average))
 
 
 def train(
@@ -347,12 +346,11 @@ class _Training:
         self.outcome.points.append(Point(self.outcome.run.steps_spent, epsilon, *measured))
 
     def _figures(self) -> ClassFigures | NumberFigures | None:
-        setup = self.setup
-        if setup.test is None:
+        if self.setup.test is None:
             return None
-        inputs, targets = setup.test
-        scores, right = outputs(setup.tested, inputs), targets.cpu().numpy()
-        return class_figures(scores, right) if setup.target is None else number_figures(scores, right, setup.target)
+        (inputs, targets), target = self.setup.test, self.outcome.data.target
+        scores, right = outputs(self.setup.tested, inputs), targets.cpu().numpy()
+        return class_figures(scores, right) if target is None else number_figures(scores, right, target)
 
     def _save(self) -> None:
         outcome, setup = self.outcome, self.setup

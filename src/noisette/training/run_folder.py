@@ -1,7 +1,4 @@
-"""The run folder: written under a temporary name, renamed when it is complete, and reopened to continue a run.
-
-It imports no torch.
-"""
+"""The run folder: written under a temporary name, renamed when complete, reopened to continue. It imports no torch."""
 
 from __future__ import annotations
 
@@ -178,21 +175,19 @@ def _check_is_run(folder: Path, name: str) -> None:
     if not folder.is_dir() or not (folder / "run.json").is_file():
         raise ValueError(f"{name} exists and is not a run; choose another --out, or move it away")
     if foreign := sorted({entry.name for entry in folder.iterdir()} - _FILES):
-        raise ValueError(
-            f"{name} holds other files than those of a run, such as {foreign[0]}; choose another --out, or move them"
-        )
+        other = f"{name} holds other files than those of a run, such as {foreign[0]}"
+        raise ValueError(f"{other}; choose another --out, or move them")
 
 
 def _only_one_unfinished(out: Path) -> Path:
     begun = unfinished_runs(out)
-    match [folder for folder in begun if can_continue(folder)] or begun:
-        case [folder]:
-            return folder
-        case []:
-            finished = "it is finished" if (out / "run.json").is_file() else "there is no such run"
-            raise ValueError(f"there is no unfinished run for {out}: {finished}")
-        case several:
-            raise ValueError(f"there are several unfinished runs for {out}; name one of {', '.join(map(str, several))}")
+    found = [folder for folder in begun if can_continue(folder)] or begun
+    if not found:
+        finished = "it is finished" if (out / "run.json").is_file() else "there is no such run"
+        raise ValueError(f"there is no unfinished run for {out}: {finished}")
+    if len(found) > 1:
+        raise ValueError(f"there are several unfinished runs for {out}; name one of {', '.join(map(str, found))}")
+    return found[0]
 
 
 def _fresh_sibling(out: Path, word: str) -> Path:
@@ -206,9 +201,7 @@ def _fresh_sibling(out: Path, word: str) -> Path:
 
 def _spent(ledger: Path) -> bool:
     """Whether the ledger records steps; a ledger that cannot be read counts as one that does."""
-    if ledger.stat().st_size == 0:
-        return False
     try:
-        return bool(Ledger.read(ledger).events)
+        return ledger.stat().st_size > 0 and bool(Ledger.read(ledger).events)
     except (KeyError, TypeError, ValueError):
         return True

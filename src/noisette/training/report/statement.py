@@ -9,13 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from noisette.accounting.events import (
-    BallsInBinsGaussian,
-    BandedGaussian,
-    TruncatedPoissonGaussian,
-    UserLevel,
-    event_of,
-)
+from noisette.accounting.events import BallsInBinsGaussian, BandedGaussian, UserLevel, event_of
+from noisette.accounting.events import TruncatedPoissonGaussian as Truncated
 from noisette.accounting.registry import ACCOUNTANTS
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.data.columns import Columns
@@ -23,11 +18,6 @@ from noisette.nn.models.backbones import learned_from
 from noisette.training.recipe import DataSection, Recipe
 from noisette.training.report.facts import Facts, SearchFacts, duration, percent, power_of_ten, shown, upward
 
-_WIDTH = 88
-CONTRACT = (
-    "Contract: the loss is a function of one example, of the model's weights and buffers, and of torch's global random "
-    "generators; it keeps nothing between calls, and no operation of torch in it sees two examples."
-)
 _ALWAYS = ("privacy", "training")  # tables of a recipe that are shown with their defaults
 
 Rows = list[tuple[str, str]]  # names and values
@@ -102,7 +92,7 @@ def as_text(sections: Mapping[str, Sequence[str]], *, title: str) -> str:
     blocks = [f"{title}\n{'=' * len(title)}"]
     for heading, paragraphs in sections.items():
         blocks.append(f"{heading}\n{'-' * len(heading)}")
-        blocks += [textwrap.fill(paragraph, _WIDTH) for paragraph in paragraphs]
+        blocks += [textwrap.fill(paragraph, 88) for paragraph in paragraphs]
     return "\n\n".join(blocks) + "\n"
 
 
@@ -151,9 +141,6 @@ def advice(search: SearchFacts, epsilon: float) -> str:
         f"{upward(search.epsilon_of_all)}, no more than this search of {search.mean:g} runs on average, "
         f"{upward(epsilon)}: rather train that many times with noisette train, and choose afterwards as you like."
     )
-
-
-# How the guarantee is kept
 
 
 def _records(facts: Facts) -> Iterator[str]:
@@ -262,7 +249,7 @@ def _batches(facts: Facts) -> str:
             return each.replace("record", "user", 1) + ", with one record."
         case UserLevel():
             return f"{each}. Epsilon counts that up to {event.records:,} records of one user may enter it."
-        case TruncatedPoissonGaussian():
+        case Truncated():
             return (
                 f"{each}. A batch of more than {event.largest_batch:,} records is replaced by as many of them, drawn "
                 f"by the secret key. The data set is declared to have at most {event.most_records:,} records."
@@ -309,13 +296,12 @@ def _by_clipping(facts: Facts) -> Iterator[str]:
             "sensitivity), on every element of every step's sum."
         )
         return
-    released = []
-    for part in facts.parts:
-        moved = sensitivity if part.name == "gradient" else f"{part.sensitivity:g}"
-        released.append(
-            f"the {part.name}, which one record moves by at most {moved}, with noise of standard deviation "
-            f"{noise / math.sqrt(part.share):.6g} times {moved}"
-        )
+    moved = {part: sensitivity if part.name == "gradient" else f"{part.sensitivity:g}" for part in facts.parts}
+    released = [
+        f"the {part.name}, which one record moves by at most {most}, with noise of standard deviation "
+        f"{noise / math.sqrt(part.share):.6g} times {most}"
+        for part, most in moved.items()
+    ]
     yield (
         f"Released: every step releases {len(facts.parts)} sums together: {'; '.join(released)}. The clipping count "
         "adds one half for each example of the batch whose norm is within C, and subtracts one half for each other one."
@@ -398,9 +384,6 @@ def _search(search: SearchFacts) -> Iterator[str]:
         )
 
 
-# The other sections of the statement
-
-
 def _guarantee(facts: Facts) -> Iterator[str]:
     privacy, data = facts.recipe.privacy, facts.recipe.data
     epsilon, delta, unit = upward(facts.epsilon), power_of_ten(privacy.delta), facts.unit
@@ -427,7 +410,10 @@ def _guarantee(facts: Facts) -> Iterator[str]:
         f"The guarantee holds against an attacker who sees {seen} and knows or has forged {others}. It does not depend "
         "on publishing the last weights only."
     )
-    yield CONTRACT
+    yield (
+        "Contract: the loss is a function of one example, of the model's weights and buffers, and of torch's global "
+        "random generators; it keeps nothing between calls, and no operation of torch in it sees two examples."
+    )
     if data.holdout is not None:
         yield (
             f"Records held out: before the first step each {unit} was held out with probability {data.holdout:g}, "
