@@ -10,6 +10,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -188,13 +190,10 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 def forged(told: dict[str, Any], place: tuple[Any, ...], value: Any) -> dict[str, Any]:
     other = copy.deepcopy(told)
-    holder: Any = other
-    for key in place[:-1]:
-        holder = holder[key]
+    holder = reduce(getitem, place[:-1], other)
+    holder[place[-1]] = value
     if value == "absent":
         del holder[place[-1]]
-    else:
-        holder[place[-1]] = value
     return other
 
 

@@ -66,12 +66,6 @@ def test_the_published_model_is_the_one_that_was_tested(learned: Outcome) -> Non
     assert not learned.model.training
 
 
-def test_seed_sets_the_first_weights_and_nothing_else() -> None:
-    first, second = run(quick(epochs=0.5)), run(quick(epochs=0.5))
-    weights = [next(outcome.model.parameters()).detach() for outcome in (first, second)]
-    assert not torch.equal(*weights), "noise and batches are fresh in every run"
-
-
 def test_records_leave_the_memory_with_the_last_reference_to_their_run() -> None:
     data = load("digits")
     outcome = run(quick(epochs=0.5), data)
@@ -132,25 +126,9 @@ def test_layers_have_the_noise_and_the_bound_of_the_recipe_each() -> None:
     assert outcome.run.noise_multiplier == pytest.approx(2.0 / 3**0.5)
     sums = outcome.run.bound.pop_sums()
     assert [part.bound for part in sums] == pytest.approx([0.7] * 3)
-    noise = [
-        outcome.run.noise_multiplier * part.bound / share**0.5
-        for part, share in zip(sums, shares_of(sums), strict=True)
-    ]
+    shares = zip(sums, shares_of(sums), strict=True)
+    noise = [outcome.run.noise_multiplier * part.bound / share**0.5 for part, share in shares]
     assert noise == pytest.approx([2.0 * 0.7] * 3)
-
-
-def test_the_learning_rate_moves_in_a_line_and_stays() -> None:
-    rates: list[float] = []
-    recipe = study(2.0)
-    train(
-        recipe,
-        load("digits"),
-        ledger_path=None,
-        on_step=lambda run, point: rates.append(run.optimizer.param_groups[0]["lr"]),
-    )
-    line = round(1437 / 200)
-    assert rates[:line] == pytest.approx([0.5 - 0.4 * step / line for step in range(1, line + 1)])
-    assert rates[line:] == pytest.approx([0.1] * (len(rates) - line))
 
 
 def test_another_length_than_declared_changes_nothing_public() -> None:

@@ -14,19 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 from noisette import errors as checks
-from noisette.accounting import (
-    BandedGaussian,
-    Event,
-    GroupPrivacy,
-    Neighbouring,
-    PldAccountant,
-    PoissonGaussian,
-    RepeatAndSelect,
-    UserLevel,
-    noise_multiplier_for,
-    steps_for,
-)
-from noisette.accounting.calibrate import check_ranges, schedule
+from noisette.accounting import BandedGaussian, Event, GroupPrivacy, Neighbouring, PldAccountant, PoissonGaussian
+from noisette.accounting.calibrate import check_ranges, noise_multiplier_for, schedule, steps_for
+from noisette.accounting.events import RepeatAndSelect, UserLevel
 from noisette.accounting.registry import ACCOUNTANTS
 from noisette.cli import options
 from noisette.cli.options import plain_errors

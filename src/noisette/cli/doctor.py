@@ -65,7 +65,7 @@ def doctor(
 
     from noisette.run.explain import explain
 
-    model, loss, batch = _taken_apart(target, made, shape, examples)
+    model, loss, batch = _parts_of(target, made, shape, examples)
     try:
         with torch.autocast("cpu", torch.bfloat16) if bf16 else nullcontext():
             explanation = explain(model, loss, *batch)
@@ -102,21 +102,17 @@ def _made_by(target: str, shape: tuple[int, ...] | None, classes: int) -> Any:
     if not callable(factory):
         raise ValueError(f"{target} is of type {type(factory).__name__}; expected a function that returns a model")
     given = inspect.signature(factory).parameters.values()
-    required = [p for p in given if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
-    if not required:
+    needed = [p for p in given if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    if not needed:
         return factory()
-    if len(required) != 2:
-        raise ValueError(
-            f"{target} has {len(required)} required arguments; expected none, or (shape, number of classes)"
-        )
+    if len(needed) != 2:
+        raise ValueError(f"{target} has {len(needed)} required arguments; expected none, or (shape, number of classes)")
     if shape is None:
         raise ValueError(f"{target} takes the shape of an example: give it with --input-shape")
     return factory(shape, classes)
 
 
-def _taken_apart(
-    name: str, made: Any, shape: tuple[int, ...] | None, examples: int
-) -> tuple[Any, Any, tuple[Any, ...]]:
+def _parts_of(name: str, made: Any, shape: tuple[int, ...] | None, examples: int) -> tuple[Any, Any, tuple[Any, ...]]:
     """The model, its loss of one example and the arguments of the loss, from what the function ``name`` made.
 
     Without a loss all outputs are added up; without inputs, so many random examples of this shape are taken.

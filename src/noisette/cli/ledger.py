@@ -16,19 +16,9 @@ from rich.console import Console
 from rich.table import Table
 
 from noisette import errors as checks
-from noisette.accounting import (
-    Accountant,
-    DiscreteGaussian,
-    DpAmount,
-    Event,
-    Gaussian,
-    Laplace,
-    Ledger,
-    Neighbouring,
-    ZcdpAmount,
-)
+from noisette.accounting import Accountant, DiscreteGaussian, DpAmount, Event, Gaussian, Laplace, Ledger, Neighbouring
 from noisette.accounting.budget import NOISE_TAIL
-from noisette.accounting.events import facts_of
+from noisette.accounting.events import ZcdpAmount, facts_of
 from noisette.accounting.filters import RenyiOdometer, check_one_relation, curve_for
 from noisette.accounting.ledger import LEDGER_FILE
 from noisette.accounting.registry import ACCOUNTANTS
@@ -52,10 +42,8 @@ def ledger_at(place: Path) -> Path:
     unfinished = unfinished_runs(place.parent if place.name == LEDGER_FILE else place)
     ledgers = [folder / LEDGER_FILE for folder in unfinished if (folder / LEDGER_FILE).is_file()]
     if not named.exists() and len(ledgers) > 1:
-        folders = ", ".join(shlex.quote(str(ledger.parent)) for ledger in ledgers)
-        raise ValueError(
-            f"there is no ledger at {named}, but several runs for it have not ended; name one of {folders}"
-        )
+        places = ", ".join(shlex.quote(str(ledger.parent)) for ledger in ledgers)
+        raise ValueError(f"there is no ledger at {named}, but several runs for it have not ended; name one of {places}")
     used = named if named.exists() or not ledgers else ledgers[0]
     if ledgers:
         typer.echo("\n".join([f"The ledger is {used}", *map(in_words, unfinished)]), err=True)

@@ -26,7 +26,7 @@ from noisette.nn.models import names as model_names
 from noisette.nn.models.backbones import PACKAGES
 from noisette.training import keep_freed_memory
 from noisette.training import recipe as recipes
-from noisette.training.recipe import Recipe, load_data, load_public
+from noisette.training.recipe import BATCH_NORMS, BATCHES, OPTIMIZERS, Recipe, load_data, load_public
 from noisette.training.run_folder import RunFolder, in_words, unfinished_runs
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ _BACKBONES = f"A public network whose features the model takes: {', '.join(PACKA
 _ENGINES = f"How the clipped sum is computed; every engine gives the same sum. {described(ENGINES)}."
 _COMPILED = "Whether the step is compiled: auto, where the run is long enough; yes, which waits for it; or no."
 _TESTED = "The share of records drawn at random to test with. Test figures on them are not private."
-_NORMS = f"What replaces each batch norm of the model. {described(recipes.BATCH_NORMS)}."
+_NORMS = f"What replaces each batch norm of the model. {described(BATCH_NORMS)}."
 _PUBLIC = "Data set of the public examples that give the statistics. It has no privacy guarantee."
 _USERS = "CSV: the column of the user of a record. The guarantee is then for users."
 
@@ -108,15 +108,11 @@ def train(
     ] = False,
     epochs: Annotated[_Number, _training("F", "Passes over the declared size.", _SUITED)] = None,
     batch_size: Annotated[_Whole, _training("N", "Expected batch size, in examples.", _SUITED)] = None,
-    batches: Annotated[
-        _Text, _training("NAME", f"How batches are drawn. {described(recipes.BATCHES)}.", "poisson")
-    ] = None,
+    batches: Annotated[_Text, _training("NAME", f"How batches are drawn. {described(BATCHES)}.", "poisson")] = None,
     largest_batch: Annotated[_Whole, _training("N", "Truncated batches: the most examples of a batch.")] = None,
     bands: Annotated[_Whole, _training("N", "Cyclic batches: the steps over which noise is correlated.")] = None,
     compile: Annotated[_Text, _training("NAME", _COMPILED, "auto")] = None,
-    optimizer: Annotated[
-        _Text, _training("NAME", f"How gradients are used. {described(recipes.OPTIMIZERS)}.", _SUITED)
-    ] = None,
+    optimizer: Annotated[_Text, _training("NAME", f"How gradients are used. {described(OPTIMIZERS)}.", _SUITED)] = None,
     lr: Annotated[_Number, _training("F", "Learning rate.", _SUITED)] = None,
     class_weights: Annotated[
         _Text, _training("A=N,B=N,..", "How much the loss of each class counts, from public knowledge.", "all alike")
@@ -340,10 +336,8 @@ def _train(
                     mention(begun, "This command begins another run, whose ledger does not count it.")
                 watch.on_step(run, point)
 
-            ledger = folder.ledger if first else None
-            outcome = train(
-                recipe, data, public=public, ledger_path=ledger, on_step=on_step, checkpoint=saved, ranks=ranks
-            )
+            kept = {"ledger_path": folder.ledger if first else None, "checkpoint": saved}
+            outcome = train(recipe, data, public=public, on_step=on_step, ranks=ranks, **kept)
         if not first:
             return None
         facts = facts_of(outcome)
