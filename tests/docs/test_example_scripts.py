@@ -28,19 +28,11 @@ def run_here(script: Path, *arguments: str) -> None:
 
 def on_two_ranks(script: Path, *arguments: str, folder: Path) -> str:
     """What two processes of torchrun print."""
-    environment = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "NOISETTE_COMPILE": "0",
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-    }
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "NOISETTE_COMPILE": "0"}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    command = [*TORCHRUN, str(script), *arguments]
     done = subprocess.run(
-        [*TORCHRUN, str(script), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=folder,
-        env=environment,
-        check=False,
+        command, capture_output=True, text=True, timeout=120, cwd=folder, env=environment, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
@@ -67,22 +59,13 @@ def test_a_run_of_two_ranks_is_finished_by_one(tmp_path: Path, capsys: pytest.Ca
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_adapters_of_a_llama(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("name", ["lora_llama", pytest.param("full_fine_tuning", marks=pytest.mark.slow)])
+def test_adapters_or_all_weights_of_a_llama(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("transformers")
-    pytest.importorskip("peft")
-    run_here(EXAMPLES / "lora_llama.py", "--steps", "8")
-    assert_learned(capsys.readouterr().out)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_all_weights_of_a_llama(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("transformers")
-    run_here(EXAMPLES / "full_fine_tuning.py", "--steps", "8")
-    assert_learned(capsys.readouterr().out)
-
-
-def assert_learned(said: str) -> None:
+    if name == "lora_llama":
+        pytest.importorskip("peft")
+    run_here(EXAMPLES / f"{name}.py", "--steps", "8")
+    said = capsys.readouterr().out
     epsilon = re.search(r"epsilon (\d\.\d\d)", said)
     loss = re.search(r"loss of a text: (\d\.\d+) before, (\d\.\d+) after", said)
     assert epsilon, said

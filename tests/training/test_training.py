@@ -11,7 +11,7 @@ import torch
 
 from noisette.accounting import Gaussian, MomentsAccountant, PldAccountant, PoissonGaussian
 from noisette.core.release import shares_of
-from noisette.data import DataSet, Split, load
+from noisette.data import DataSet, load
 from noisette.errors import PrivacyError
 from noisette.nn import models
 from noisette.training.evaluation import Outcome
@@ -129,16 +129,6 @@ def test_layers_have_the_noise_and_the_bound_of_the_recipe_each() -> None:
     shares = zip(sums, shares_of(sums), strict=True)
     noise = [outcome.run.noise_multiplier * part.bound / share**0.5 for part, share in shares]
     assert noise == pytest.approx([2.0 * 0.7] * 3)
-
-
-def test_another_length_than_declared_changes_nothing_public() -> None:
-    data = replace(load("digits"), test=None)
-    fewer = replace(data, train=Split(data.train.inputs[:-100], data.train.targets[:-100]))
-    whole, less = (run(quick(epochs=0.5), given) for given in (data, fewer))
-    assert whole.run.event == less.run.event
-    assert whole.run.steps == less.run.steps
-    assert whole.epsilon == less.epsilon
-    assert all(point.test_accuracy is None for point in whole.points)
 
 
 def plain(recipe: Recipe, data: DataSet | None = None) -> Outcome:

@@ -113,10 +113,7 @@ def _made_by(target: str, shape: tuple[int, ...] | None, classes: int) -> Any:
 
 
 def _parts_of(name: str, made: Any, shape: tuple[int, ...] | None, examples: int) -> tuple[Any, Any, tuple[Any, ...]]:
-    """The model, its loss of one example and the arguments of the loss, from what the function ``name`` made.
-
-    Without a loss all outputs are added up; without inputs, so many random examples of this shape are taken.
-    """
+    """The model, its loss of one example (or the sum of outputs) and the arguments of the loss (or random ones)."""
     import torch
     from torch import Tensor, nn
 

@@ -303,12 +303,7 @@ def _train(
     *,
     private: bool = True,
 ) -> Facts | None:
-    """Train a new run, whose settings are kept in its folder; without settings, continue the run in the folder.
-
-    A baseline without privacy leaves no ledger and no checkpoint.
-
-    Every rank loads the data and computes; rank 0 alone has the settings, shows the progress, and writes.
-    """
+    """Train a new run, whose settings are kept in its folder, or continue the one in it; rank 0 alone writes."""
     from noisette.cli.watch import Watch
     from noisette.training.loop import resume, train, train_without_privacy
     from noisette.training.report.facts import facts_of
@@ -348,13 +343,11 @@ def _train(
 
 @contextmanager
 def on_ranks() -> Iterator[AnyRanks]:
-    """The ranks that torchrun has started, or this process alone.
-
-    An error that all ranks raise is reported by rank 0, which fails for all of them: when the first process fails,
-    torchrun ends the others, and might end rank 0 before it has said why.
-    """
+    """The ranks that torchrun has started, or this process alone."""
     from noisette.ranks import launched
 
+    # An error that all ranks raise is reported by rank 0, which fails for all of them: when the first process fails,
+    # torchrun ends the others, and might end rank 0 before it has said why.
     with launched() as ranks:
         try:
             yield ranks

@@ -82,12 +82,10 @@ class TrainingSetup:
         fixed, trained = (model.features, model.head) if isinstance(model, models.FixedFeatures) else (None, model)
         section, shape = recipe.augmentation, data.train.inputs.shape[1:]
         if section.moves and len(shape) != 3:
-            raise ValueError(
-                f"augmentation is for images of three axes, not for examples of shape {shape}; leave it out"
-            )
+            raise ValueError(f"augmentation is for images of three axes, not examples of shape {shape}; leave it out")
         if section.moves and fixed is not None:
             raise ValueError(
-                "features of a fixed part are computed once, from the image as it is; leave out augmentation"
+                "features of a fixed part are computed once, from the image itself; leave out augmentation"
             )
         self.examples = Examples(data.train, fixed, device)
         self.inputs = self.examples.tensors[0]
@@ -173,9 +171,9 @@ def public_examples_of(recipe: Recipe, data: DataSet, public: DataSet | None) ->
         return None
     if public is None:
         raise ValueError(f"the recipe takes public examples of {section.data}; give that data set as public")
-    shapes = [str(part.train.inputs.shape[1:]) for part in (public, data)]
-    if shapes[0] != shapes[1]:
-        of = f"public examples of {section.data} have shape {shapes[0]}, those of {data.name} {shapes[1]}"
+    given, needed = (str(part.train.inputs.shape[1:]) for part in (public, data))
+    if given != needed:
+        of = f"public examples of {section.data} have shape {given}, those of {data.name} {needed}"
         raise ValueError(f"{of}; name a public set of the same shape")
     return public_examples(public, examples=section.examples, seed=section.seed)
 
@@ -252,11 +250,9 @@ def squared_error(predictions: Tensor, targets: Tensor) -> Tensor:
 
 
 def _clip(model: nn.Module, recipe: Recipe) -> tuple[PerExampleClip, float | None]:
-    """The clipping of the recipe, and the noise multiplier of a whole step if the recipe gives one.
-
-    Those of the recipe, C and sigma, are of each group that the rule clips alone. Noise of sigma C on each of K groups
-    is one Gaussian mechanism of clipping norm C sqrt(K) and noise multiplier sigma / sqrt(K).
-    """
+    """The clipping of the recipe, and the noise multiplier of a whole step if the recipe gives one."""
+    # Those of the recipe, C and sigma, are of each group that is clipped alone. Noise of sigma C on each of K groups
+    # is one Gaussian mechanism of clipping norm C sqrt(K) and noise multiplier sigma / sqrt(K).
     privacy, make = recipe.privacy, CLIPPING_RULES[recipe.privacy.clipping].resolve()
     names = [name for name, p in model.named_parameters() if p.requires_grad]
     spread = math.sqrt(len(make(privacy.max_grad_norm).groups(names)))

@@ -28,7 +28,6 @@ from noisette.training.recipe import Recipe
 from noisette.training.report.facts import ClassFigures, NumberFigures, Point
 
 _AT_ONCE = 100
-_KEY_BYTES = 32
 
 
 class Examples(TensorDataset):
@@ -81,7 +80,7 @@ def cached_features(
     folder = folder or Path(pooch.os_cache("noisette")) / "features"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if not (key := folder / "key").is_file():
-        atomic_files.write(key, secrets.token_bytes(_KEY_BYTES), mode=0o600)
+        atomic_files.write(key, secrets.token_bytes(32), mode=0o600)
     digest = hashlib.blake2b(str(network).encode(), key=key.read_bytes(), digest_size=16)
     for tensor in (*network.parameters(), *network.buffers(), inputs):
         digest.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())

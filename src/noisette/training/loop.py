@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,9 +100,7 @@ def with_rate(recipe: Recipe, run: PrivateRun) -> Recipe:
         reach=NETWORK_REACH,
         momentum=training.momentum,
     )
-    on_average = (
-        0.5 if training.cosine and training.lr_end is None else 1.0
-    )  # the mean of half a cosine from one to zero
+    on_average = 0.5 if training.cosine and training.lr_end is None else 1.0  # of the first rate
     return replace(recipe, training=replace(training, lr=constant / on_average))
 
 
@@ -141,9 +140,8 @@ def train(
     with ExitStack() as opened:
         ledger = ledger or opened.enter_context(Ledger(ledger_path if ranks.rank == 0 else None, dataset=data.name))
         declaration = secrets.token_hex(8) if recipe.projection.components else ""  # of the projection and the steps
-        setup = TrainingSetup(
-            recipe, data, public, lambda: principal_components_of(recipe, data, ledger, ranks, declaration)
-        )
+        of_records = partial(principal_components_of, recipe, data, ledger, ranks, declaration)
+        setup = TrainingSetup(recipe, data, public, of_records)
         if noise_multiplier is not None:
             setup.noise_multiplier = noise_multiplier
         shared, _ = ledger_on_ranks(ledger if ranks.rank == 0 else None, ranks)

@@ -465,10 +465,7 @@ def default_recipe(
 
 
 def _suited(data: DataSection, model: str) -> tuple[PrivacySection, TrainingSection]:
-    """Delta, batches, epochs and learning rate by the declared size, as :mod:`noisette.training.defaults` has them.
-
-    Counts of words take 60 steps of a quarter of the texts; other models of texts cost more, and take smaller batches.
-    """
+    """Delta, batches, epochs and learning rate by the declared size, as :mod:`noisette.training.defaults` has them."""
     is_text, size = data.text is not None or data.name in _TEXT_SIZES, data.size or 0
     records = _TEXT_SIZES.get(data.name) or max(1, round(size * (1 - (data.holdout or 0.0))))
     privacy = PrivacySection(delta=delta_for(records) if size >= 1 else PrivacySection().delta)

@@ -75,10 +75,8 @@ class RunFolder:
     def unfinished(cls, place: Path) -> Self:
         """The unfinished run with this folder or this ``out``, to continue it; a ``ValueError`` unless there is one."""
         place = place.resolve()
-        if named := NAME.fullmatch(place.name):
-            folder, out = place, place.with_name(named[1])
-        else:
-            folder, out = _only_one_unfinished(place), place
+        named = NAME.fullmatch(place.name)
+        folder, out = (place, place.with_name(named[1])) if named else (_only_one_unfinished(place), place)
         if not can_continue(folder):
             said = f" {in_words(folder)}" if (folder / LEDGER_FILE).is_file() else ""
             raise ValueError(f"{folder} holds no checkpoint to continue from; start a new run.{said}")

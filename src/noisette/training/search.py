@@ -38,10 +38,8 @@ from noisette.training.report.statement import advice
 from noisette.training.search_space import ACCOUNTANT, SearchSpace, check_recipe
 
 PART = "right answers"  # name of the release of a noisy score in the ledger
-_KEY_BYTES = 32
 _RECORDS = 64  # made up for the rehearsal
 _REHEARSAL_NOISE = 100.0  # any will do: what a run releases depends on its noise in no other way
-_MOST_WITHOUT_A_RUN = 1e-3
 
 OnStep = Callable[[int, PrivateRun], None]  # called after each step with the number of the run, from 1 on, and the run
 
@@ -96,7 +94,7 @@ class HeldOutScore:
 
     def split(self, data: DataSet) -> tuple[DataSet, Split | None]:
         """The data set without the records held out, and these, drawn by a key that is then forgotten."""
-        parts = hold_out(replace(data, test=None), self.share, secrets.token_bytes(_KEY_BYTES))
+        parts = hold_out(replace(data, test=None), self.share, secrets.token_bytes(32))
         return replace(parts, test=data.test), parts.test
 
     def of(self, outcome: Outcome, held: Split | None, ledger: Ledger) -> float:
@@ -380,4 +378,4 @@ def _plan(recipe: Recipe, data: DataSet, rehearsed: Rehearsed, mean: float, shap
 
 def _shapes(mean: float) -> list[float]:
     """The shapes to choose from: the Poisson distribution is one of them if it hardly ever draws no run."""
-    return [shape for shape in SHAPES if shape < math.inf or math.exp(-mean) < _MOST_WITHOUT_A_RUN]
+    return [shape for shape in SHAPES if shape < math.inf or math.exp(-mean) < 1e-3]

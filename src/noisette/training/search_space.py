@@ -7,7 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from itertools import islice, product
 from operator import attrgetter
 from random import Random
@@ -44,9 +44,7 @@ _OUTSIDE_THE_GRAPH = {
     *("training.lr", "training.lr_end", "training.lr_epochs", "training.momentum", "training.cosine"),
     *("training.optimizer", "training.averaging", "training.seed", "privacy.max_grad_norm"),
 }
-_SETTINGS = tuple(
-    f"{table.name}.{setting.name}" for table in fields(Recipe) for setting in fields(getattr(Recipe(), table.name))
-)
+_SETTINGS = tuple(f"{table}.{setting}" for table, settings in asdict(Recipe()).items() for setting in settings)
 _ONE = re.compile(r"([\w.-]+)\s*=\s*([\w-]+)\s*\(([^()]*)\)")
 _MOST_COMBINATIONS = 4096
 
@@ -76,9 +74,8 @@ class Dimension:
         what = {"log": "numbers above 0", "uniform": "numbers", "int": "whole numbers"}
         if self.kind not in what:
             raise ValueError(f"there is no {self.kind}(): known are log, uniform, int and choice")
-        fit = len(self.ends) == 2 and all(
-            isinstance(end, int if self.kind == "int" else int | float) for end in self.ends
-        )
+        number = int if self.kind == "int" else int | float
+        fit = len(self.ends) == 2 and all(isinstance(end, number) for end in self.ends)
         if not fit or not (0 if self.kind == "log" else -math.inf) < self.ends[0] < self.ends[1] < math.inf:
             got = ", ".join(map(shown, self.ends))
             raise ValueError(f"expected two {what[self.kind]}, the smaller first, got {got}")

@@ -11,16 +11,7 @@ from noisette.training.report.page import page
 from noisette.training.report.statement import as_text, statement
 
 COUNTS = ((90, 10), (6, 14))
-FIGURES = ClassFigures(
-    accuracy=104 / 120,
-    base_rate=100 / 120,
-    macro_accuracy=0.8,
-    auc=0.87654,
-    confusion=COUNTS,
-    log_loss=0.3004,
-    base_log_loss=0.45056,
-    mean_probabilities=(0.81, 0.19),
-)
+FIGURES = ClassFigures(104 / 120, 100 / 120, 0.8, 0.87654, COUNTS, 0.3004, 0.45056, (0.81, 0.19))
 COLUMNS = {"age": {"kind": "number", "low": 0, "high": 99, "missing": "indicator"}, "id": {"kind": "ignored"}}
 
 

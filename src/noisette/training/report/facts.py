@@ -110,15 +110,16 @@ class ClassFigures:
     @property
     def is_unbalanced(self) -> bool:
         """Whether accuracy says little, because one of two classes has four fifths of the examples."""
-        return self.found is not None and self.auc is not None and self.base_rate >= _UNBALANCED
+        return self.found is not None and self.auc is not None and self.base_rate >= 0.8
 
     @property
     def problem(self) -> str:
         """In what the model is worse than a constant; "" where it is not."""
         loss = math.inf if self.log_loss is None else self.log_loss
         worse = ["accuracy"] * (self.accuracy < self.base_rate) + ["log loss"] * (loss > self.base_log_loss)
-        way_out = f". {_RARE}" if self.is_unbalanced else ""
-        return f"Worse than the base rate in {' and '.join(worse)}{way_out}" if worse else ""
+        way_out = "lower the threshold of its probability or give class weights: see docs/how-to/unbalanced-classes.md"
+        rare = f". To find more of the rare class, {way_out}" if self.is_unbalanced else ""
+        return f"Worse than the base rate in {' and '.join(worse)}{rare}" if worse else ""
 
     def rows(self, names: Sequence[str]) -> list[tuple[str, str]]:
         """The name and the value of each figure, with the names of the classes."""
@@ -222,11 +223,6 @@ class ReleasedPart:
     share: float  # of the noise budget
 
 
-_UNBALANCED = 0.8  # share of the more frequent of two classes
-_RARE = (
-    "To find more of the rare class, lower the threshold of its probability or give class weights: see "
-    "docs/how-to/unbalanced-classes.md"
-)
 # Keys of run.json that a run without privacy has no value for.
 _OF_PRIVACY = (
     *("epsilon", "neighbouring", "accountant_version", "event", "released", "max_grad_norm", "groups", "parts"),

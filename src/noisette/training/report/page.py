@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 _UNENCODABLE = "backslashreplace"  # the name of a file need not be UTF-8
-_LARGEST_TABLE = 12  # classes; a larger confusion matrix is in run.json alone
 _PAGES = templates("noisette.training.report")
 _LOADING = """\
 from pathlib import Path
@@ -100,6 +99,6 @@ def _sentence(attack: TradeOff, unit: str) -> str:
 
 def _confusion(facts: Facts) -> list[tuple[str, tuple[int, ...]]]:
     """The rows of the confusion matrix, each with the name of its class; none for many classes or a number."""
-    if not isinstance(facts.test, ClassFigures) or len(facts.test.confusion) > _LARGEST_TABLE:
+    if not isinstance(facts.test, ClassFigures) or len(facts.test.confusion) > 12:  # that is in run.json alone
         return []
     return list(zip(facts.class_names, facts.test.confusion, strict=True))

@@ -392,8 +392,8 @@ def _randomness(facts: Facts) -> Iterator[str]:
     run = "each process of this run" if facts.resumed else "this run alone"
     yield f"""Noise and sampling come from ChaCha20 keystreams under a key of 256 bits, which the operating system
     generated for {run} and which was never written down. The seed {facts.recipe.training.seed} determines the first
-    weights only. Gaussian values are computed by the Box-Muller transform from 53 bits of radius, or from up to 1,589 where the first
-    24 are zero, so that the end of the tail adds less than 1e-30 to delta."""
+    weights only. Gaussian values are computed by the Box-Muller transform from 53 bits of radius, or from up to 1,589
+    where the first 24 are zero, so that the end of the tail adds less than 1e-30 to delta."""
     yield """Arithmetic: floating point. Rounding of norms and sums is covered by noise that is larger by one part in
     8,192. The noise is a rounded number, not an exact sample from a grid."""
 
