@@ -147,11 +147,8 @@ def _make(search: Search, folder: RunFolder) -> Facts:
     with Ledger(folder.ledger, dataset=search.data_name) as ledger, Watch("search", shown=on_terminal) as watch:
         found = search.run(ledger, show)
         if found is None:
-            typer.echo(
-                "The search found nothing: no run was drawn, or all have failed. It is spent, and recorded in "
-                f"{folder.ledger}",
-                err=True,
-            )
+            nothing = "The search found nothing: no run was drawn, or all have failed"
+            typer.echo(f"{nothing}. It is spent, and recorded in {folder.ledger}", err=True)
             raise typer.Exit(1)
         facts = facts_of_search(search, found, ledger)
     folder.ledger.touch()  # its older time would tell how long the search took

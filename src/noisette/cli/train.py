@@ -256,27 +256,18 @@ def mention(unfinished: Sequence[Path], ending: str) -> None:
 def mention_weak(epsilon: float | None, size: int) -> None:
     """Say on standard error what a guarantee is worth whose epsilon is large, and what a small table can give."""
     if epsilon is not None and epsilon > _LARGE_EPSILON:
-        typer.echo(
-            f"Warning: epsilon {epsilon:g} lets a record make an outcome e^{epsilon:g} times as likely, which is "
-            "hardly a guarantee; 1 to 10 is usual.",
-            err=True,
-        )
+        likely = f"lets a record make an outcome e^{epsilon:g} times as likely, which is hardly a guarantee"
+        typer.echo(f"Warning: epsilon {epsilon:g} {likely}; 1 to 10 is usual.", err=True)
     if size < _FEW_RECORDS:
-        typer.echo(
-            f"Warning: of {size} records nothing can be learnt that the noise for one of them does not hide; take "
-            f"{_FEW_RECORDS} or more, better thousands.",
-            err=True,
-        )
+        hidden = "nothing can be learnt that the noise for one of them does not hide"
+        typer.echo(f"Warning: of {size} records {hidden}; take {_FEW_RECORDS} or more, better thousands.", err=True)
 
 
 def mention_replaced(folder: RunFolder) -> None:
     """Say on standard error where the older run at the place of a new one is kept, if there was one."""
     if folder.replaced:
-        typer.echo(
-            f"The older run is now {folder.replaced}. If it is about the same records, its privacy cost adds to "
-            "that of this run.",
-            err=True,
-        )
+        same = "If it is about the same records, its privacy cost adds to that of this run."
+        typer.echo(f"The older run is now {folder.replaced}. {same}", err=True)
 
 
 def _go_on(place: Path) -> tuple[Facts, Path] | None:

@@ -175,10 +175,8 @@ def resume(
     whitening = Whitening(**saved["whitening"]) if recipe.model.whitened else None
     setup = TrainingSetup(recipe, data, public, lambda: saved["principal components"], whitening)
     if setup.public_digest != saved["public examples"]:
-        raise ValueError(
-            "the public examples, first weights or word vectors are not those that the run began with; resume it with "
-            "the same files"
-        )
+        given = "the public examples, first weights or word vectors"
+        raise ValueError(f"{given} are not those that the run began with; resume it with the same files")
     ranks = ranks_of(ranks)
     with PrivateRun.resume(
         checkpoint,
@@ -248,10 +246,8 @@ def train_without_privacy(recipe: Recipe, data: DataSet, *, public: DataSet | No
     refuse_several_processes("a baseline")
     start, training = time.perf_counter(), recipe.training
     if training.batches != "poisson" or recipe.lipschitz.used or recipe.projection.components or recipe.data.users:
-        raise ValueError(
-            "without privacy batches are Poisson batches of records, as they are; leave out batches, lipschitz, "
-            "projection and users"
-        )
+        others = "leave out batches, lipschitz, projection and users"
+        raise ValueError(f"without privacy batches are Poisson batches of records, as they are; {others}")
     rate, steps = schedule(training.batch_size, None, None, data.declared_size, training.epochs)
     if training.lr is None:  # the rule is for clipped gradients
         lr = min(_FASTEST, max(_SLOWEST, _WAY / steps))

@@ -495,10 +495,8 @@ def check_names(recipe: Recipe) -> None:
             data_sets.load(name)  # says which there are
     model = recipe.model.name
     if ":" not in model and model not in model_names() and not Path(model).is_dir():
-        raise ValueError(
-            f"no model {model!r}; there are {', '.join(model_names())}, or give your own as package.module:callable "
-            "or a folder of Hugging Face"
-        )
+        own = "give your own as package.module:callable or a folder of Hugging Face"
+        raise ValueError(f"no model {model!r}; there are {', '.join(model_names())}, or {own}")
     declaration_of(recipe)
 
 

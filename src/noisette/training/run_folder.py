@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from noisette.accounting import Ledger, atomic_files
@@ -146,9 +145,7 @@ class RunFolder:
         atomic_files.sync(self.out.parent)
         shutil.rmtree(ended)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if self._whole:
             return
         if not self._resumed:

@@ -44,9 +44,8 @@ def settings(facts: Facts) -> dict[str, Rows]:
         "trained parameters": f"{facts.parameters:,}",
         **({"first weights": f"public file {facts.public_weights[:8]}"} if facts.public_weights else {}),
     }
-    spent = f"on {facts.device}; how long is not published, since it tells about the number of runs"
-    if facts.seconds is not None:
-        spent = f"{duration(facts.seconds)} on {facts.device}"
+    unsaid = f"on {facts.device}; how long is not published, since it tells about the number of runs"
+    spent = unsaid if facts.seconds is None else f"{duration(facts.seconds)} on {facts.device}"
     groups = {
         "Data": {**recipe["data"], "data": facts.data, **known},
         "Model": recipe["model"] | recipe["public"] | recipe["augmentation"] | {"model": facts.model_name},
