@@ -89,7 +89,8 @@ def test_a_sentence_encoder_is_fine_tuned(lora: str, tmp_path: Path, capsys: pyt
     rows = [f"{label}\ta {words[label]} film" for label in (0, 1) * 100]
     (tmp_path / "rows.tsv").write_text("\n".join(["label\tsentence", *rows]))
     files = [str(tmp_path / "rows.tsv")] * 2
-    schedule = ["--records", "200", "--epsilon", "8", "--batch", "64", "--microbatch", "64", "--lr", "0.02", "--epochs", "8"]
+    batches = ("--batch", "64", "--microbatch", "64", "--lr", "0.02", "--epochs", "8")
+    schedule = ("--records", "200", "--epsilon", "8", *batches)
     run_here(EXAMPLES / "fine_tune_sentences.py", *files, *schedule, "--encoder", str(tmp_path), "--lora", lora)
     assert re.search(
         r"weights trained, epsilon [78]\.\d\d at delta 5.0e-04, test accuracy ([789]\d|100)", capsys.readouterr().out
