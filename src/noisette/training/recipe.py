@@ -348,7 +348,7 @@ class Recipe:
                 "and those of a column under [data.columns.NAME]"
             )
         if data and isinstance(own, dict | None):
-            tables["data"] = (own or {}) | data
+            tables["data"] = {**(own or {}), **data}
         recipe = cls.of(tables, str(path))
         if "name" in tables.get("model", {}):
             return recipe
