@@ -10,8 +10,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from noisette.training.report.figures import BLUE, GREEN, INK, ORANGE, STYLE, svg
-from papers.drawing import standalone
+from noisette.training.report.figures import BLUE, GREEN, INK, ORANGE, STYLE, standalone, svg
 
 TITLES = {
     "adult": "Adult, 32,561 rows",

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from noisette.accounting import atomic_files
-from noisette.training.report.figures import templates
-from papers.drawing import standalone
+from noisette.training.report.figures import standalone, templates
 from papers.run_file import RUNS
 from papers.section import Section, markdown
 

@@ -14,8 +14,7 @@ from benchmarks.steps.figures import figure
 from benchmarks.steps.methods import PLAIN
 from benchmarks.steps.report import Report, cell_label, method_label
 from noisette.accounting import atomic_files
-from noisette.training.report.figures import templates
-from papers.drawing import standalone
+from noisette.training.report.figures import standalone, templates
 
 PAGE = "bench.html"
 _PAGES = templates("benchmarks.steps")

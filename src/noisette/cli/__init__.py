@@ -12,6 +12,7 @@ import typer
 import noisette
 from noisette.cli.account import account
 from noisette.cli.audit import audit
+from noisette.cli.curve import curve
 from noisette.cli.doctor import doctor
 from noisette.cli.ledger import ledger
 from noisette.cli.plan import plan
@@ -30,6 +31,8 @@ app = typer.Typer(
 for command in (train, search, predict, schema, doctor, account, plan, audit):
     app.command()(command)
 app.command("calibrate")(account)
+# Its other options are those of train.
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(curve)
 app.add_typer(ledger)
 
 

@@ -8,7 +8,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import chdir, contextmanager, nullcontext
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -155,49 +155,92 @@ def train(
     Without any option: digits, a small convolutional network, epsilon 3, delta 1e-4, in a few seconds. Ctrl-C or
     SIGTERM saves the run after the current step, and --resume continues it; a second Ctrl-C ends at once.
     """
-    sources = {p.opts[0]: context.get_parameter_source(p.name) for p in context.command.params if p.name}
-    asked = [option for option, source in sources.items() if source and source.name == "COMMANDLINE"]
     if resume:
-        if others := [option for option in asked if option not in ("--resume", "--json")]:
+        if others := [option for option in _asked(context) if option not in ("--resume", "--json")]:
             raise ValueError(f"--resume continues a run with the settings it began with; leave out {', '.join(others)}")
         RunFolder.unfinished(resume)  # refuses before torch is imported, which takes seconds
         report(lambda: _go_on(resume), as_json)
         return
-    given = {name: value for name, value in context.params.items() if value is not None and value is not False}
-    given.pop("columns", None)
-    if classes is not None:
-        given["classes"] = options.number_or_names(classes)
-    if target is not None:
-        given["target"] = options.numbers("target", target, "0,120", count=2)
-    if image_size is not None:
-        given["image_size"] = options.whole_numbers("image-size", image_size.replace("x", ","), "64x48")
-    if class_weights is not None:
-        given["class_weights"] = _weights(class_weights)
-    asked_of = {t: {f.name: given.get(f.name) for f in fields(of)} for t, of in _TABLES.items()}
-    asked_of["data"]["name"] = data
-    asked_of["model"] = {"name": model, "backbone": backbone, "batch_norm": batch_norm}
-    asked_of["public"] = {"data": public, "examples": public_examples}
-    tables = {t: {name: value for name, value in of.items() if value is not None} for t, of in asked_of.items()}
-    declared = (recipes.read_schema(columns) if columns else {}) | tables.pop("data")
-    base = Recipe.read(recipe, declared) if recipe else recipes.default_recipe(declared, model, optimizer, backbone)
-    settings = base.changed(tables, "the settings")
-    if without_privacy and (idle := ", ".join(f"--{name.replace('_', '-')}" for name in tables["privacy"])):
-        raise ValueError(f"without privacy there is no guarantee to set; leave out {idle}")
-    if without_privacy and not {"--lr", "--optimizer"} & set(asked):  # rates for clipped gradients do not fit others
-        settings = replace(settings, training=replace(settings.training, optimizer="sgd", lr=None))
-    name = Path(settings.data.name).resolve().name.partition(".")[0]
-    place = out or Path("runs", f"{name}-not-private" if without_privacy else name)
-    key, loaded = secrets.token_hex(32), None  # the key decides which records are held out
+    run = settled(context)
     if "RANK" not in os.environ:  # before torch is imported, which takes seconds; ranks refuse input together
-        RunFolder(place)
-        recipes.check_names(settings)
-        loaded = _load(settings, data_dir, key)
-        privacy, size = settings.privacy, loaded[0].declared_size
-        schedule(settings.training.batch_size, None, None, size, settings.training.epochs)
-        if not without_privacy:
-            check_delta(privacy.delta, 1 / (settings.data.public_users or size), privacy.allow_large_delta)
+        run = run.checked()
+    report(run.begin, as_json)
+
+
+def _asked(context: typer.Context) -> list[str]:
+    """The options that are given on the command line."""
+    sources = {p.opts[0]: context.get_parameter_source(p.name) for p in context.command.params if p.name}
+    return [option for option, source in sources.items() if source and source.name == "COMMANDLINE"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that is asked for: everything that it begins with."""
+
+    recipe: Recipe
+    out: Path
+    data_dir: Path | None
+    key: str  # decides which records are held out
+    has_rate: bool  # whether a learning rate or an optimizer is asked for
+    private: bool = True
+    loaded: _Loaded | None = None
+
+    def without_privacy(self) -> Run:
+        """The same as a baseline, with a learning rate for it: one for clipped gradients does not fit others."""
+        training = self.recipe.training
+        training = training if self.has_rate else replace(training, optimizer="sgd", lr=None)
+        return replace(self, recipe=replace(self.recipe, training=training), private=False)
+
+    def checked(self) -> Run:
+        """The run with its data, after all checks that need no torch."""
+        RunFolder(self.out)
+        recipes.check_names(self.recipe)
+        if not self.private:
+            recipes.check_plain(self.recipe)
+        loaded = _load(self.recipe, self.data_dir, self.key)
+        privacy, training, size = self.recipe.privacy, self.recipe.training, loaded[0].declared_size
+        schedule(training.batch_size, None, None, size, training.epochs)
+        if self.private:
+            check_delta(privacy.delta, 1 / (self.recipe.data.public_users or size), privacy.allow_large_delta)
             mention_weak(privacy.epsilon, size)
-    report(lambda: _begin(settings, place, data_dir, key, loaded, private=not without_privacy), as_json)
+        return replace(self, loaded=loaded)
+
+    def begin(self) -> tuple[Facts, Path] | None:
+        """Train it: its facts, on rank 0, and where its folder is."""
+        with on_ranks() as ranks:
+            with ranks.unanimous("the run folder"):
+                folder = RunFolder(self.out)
+            # Its paths are found in the folder.
+            settings = {"recipe": asdict(self.recipe), "folder": str(Path.cwd()), "holdout_key": self.key}
+            settings["data_dir"] = self.data_dir and str(self.data_dir.resolve())
+            facts = _train(ranks, self.recipe, self.data_dir, folder, settings, self.loaded, private=self.private)
+            return facts and (facts, self.out)
+
+
+def settled(context: typer.Context) -> Run:
+    """The run that the options of ``noisette train`` ask for."""
+    given = {name: value for name, value in context.params.items() if value is not None and value is not False}
+    declared = recipes.read_schema(path) if (path := given.pop("columns", None)) else {}
+    for name, read in _READ.items():
+        if name in given:
+            given[name] = read(given[name])
+    asked_of = {t: {f.name: given.get(f.name) for f in fields(of)} for t, of in _TABLES.items()}
+    model, optimizer, backbone = (given.get(name) for name in ("model", "optimizer", "backbone"))
+    asked_of["data"]["name"] = given.get("data")
+    asked_of["model"] = {"name": model, "backbone": backbone, "batch_norm": given.get("batch_norm")}
+    asked_of["public"] = {"data": given.get("public"), "examples": given.get("public_examples")}
+    tables = {t: {name: value for name, value in of.items() if value is not None} for t, of in asked_of.items()}
+    declared |= tables.pop("data")
+    file = given.get("recipe")
+    base = Recipe.read(file, declared) if file else recipes.default_recipe(declared, model, optimizer, backbone)
+    recipe, private = base.changed(tables, "the settings"), not given.get("without_privacy")
+    if not private and (idle := ", ".join(f"--{name.replace('_', '-')}" for name in tables["privacy"])):
+        raise ValueError(f"without privacy there is no guarantee to set; leave out {idle}")
+    name = Path(recipe.data.name).resolve().name.partition(".")[0]
+    place = given.get("out") or Path("runs", name if private else f"{name}-not-private")
+    has_rate = not {"--lr", "--optimizer"}.isdisjoint(_asked(context))
+    run = Run(recipe, place, given.get("data_dir"), secrets.token_hex(32), has_rate)
+    return run if private else run.without_privacy()
 
 
 def _weights(given: str) -> dict[str, float]:
@@ -211,6 +254,14 @@ def _weights(given: str) -> dict[str, float]:
         raise ValueError(
             f"expected --class-weights as NAME=NUMBER for each class, once and above 0, as no=1,yes=9, got {given!r}"
         ) from error
+
+
+_READ: dict[str, Callable[[Any], Any]] = {  # options that are texts to be read
+    "classes": options.number_or_names,
+    "target": lambda given: options.numbers("target", given, "0,120", count=2),
+    "image_size": lambda given: options.whole_numbers("image-size", given.replace("x", ","), "64x48"),
+    "class_weights": _weights,
+}
 
 
 def _load(recipe: Recipe, data_dir: Path | None, key: str) -> _Loaded:
@@ -232,19 +283,6 @@ def report(work: Callable[[], tuple[Facts, Path] | None], as_json: bool) -> None
         typer.echo(json.dumps({"folder": str(place), **json.loads(facts.as_json())}, indent=2))
     else:
         _summarize(facts, place)
-
-
-def _begin(
-    recipe: Recipe, out: Path, data_dir: Path | None, key: str, loaded: _Loaded | None, *, private: bool
-) -> tuple[Facts, Path] | None:
-    with on_ranks() as ranks:
-        with ranks.unanimous("the run folder"):
-            folder = RunFolder(out)
-        # Its paths are found in the folder.
-        settings = {"recipe": asdict(recipe), "folder": str(Path.cwd()), "holdout_key": key}
-        settings["data_dir"] = data_dir and str(data_dir.resolve())
-        facts = _train(ranks, recipe, data_dir, folder, settings, loaded, private=private)
-        return facts and (facts, out)
 
 
 def mention(unfinished: Sequence[Path], ending: str) -> None:

@@ -31,7 +31,7 @@ from noisette.training.build import TrainingSetup, principal_components_of
 from noisette.training.defaults import NETWORK_REACH, learning_rate_for
 from noisette.training.evaluation import Outcome, Watch, class_figures, number_figures, outputs
 from noisette.training.optimizers import learning_rate
-from noisette.training.recipe import ACCOUNTANTS, Recipe
+from noisette.training.recipe import ACCOUNTANTS, Recipe, check_plain
 from noisette.training.report.facts import ClassFigures, NumberFigures, Point
 
 _POINTS = 20
@@ -244,9 +244,7 @@ def train_without_privacy(recipe: Recipe, data: DataSet, *, public: DataSet | No
     """
     refuse_several_processes("a baseline")
     start, training = time.perf_counter(), recipe.training
-    if training.batches != "poisson" or recipe.lipschitz.used or recipe.projection.components or recipe.data.users:
-        others = "leave out batches, lipschitz, projection and users"
-        raise ValueError(f"without privacy batches are Poisson batches of records, as they are; {others}")
+    check_plain(recipe)
     rate, steps = schedule(training.batch_size, None, None, data.declared_size, training.epochs)
     if training.lr is None:  # the rule is for clipped gradients
         lr = min(_FASTEST, max(_SLOWEST, _WAY / steps))

@@ -522,6 +522,18 @@ def declaration_of(recipe: Recipe) -> Declaration:
     )
 
 
+def check_plain(recipe: Recipe) -> None:
+    """Check that a recipe can be trained without privacy: on Poisson batches of records, as they are."""
+    if (
+        recipe.training.batches != "poisson"
+        or recipe.lipschitz.used
+        or recipe.projection.components
+        or recipe.data.users
+    ):
+        others = "leave out batches, lipschitz, projection and users"
+        raise ValueError(f"without privacy batches are Poisson batches of records, as they are; {others}")
+
+
 def load_public(recipe: Recipe, data_dir: Path | None) -> DataSet | None:
     """The data set of the recipe's public examples, if it has any; a ``DataError`` if they cannot be read."""
     section = recipe.public

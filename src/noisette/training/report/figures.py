@@ -13,7 +13,7 @@ import matplotlib
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, NullLocator
 
 from noisette.training.report.facts import ClassFigures, Facts, percent, power_of_ten, upward
 
@@ -88,6 +88,14 @@ def svg(figure: Figure, *, title: str, description: str = "") -> str:
     return f"{start}>\n<title>{html.escape(title)}</title>\n<desc>{html.escape(description)}</desc>{rest}"
 
 
+def standalone(element: str) -> str:
+    """The figure as a file with a background, in dark colours for readers who prefer a dark colour scheme."""
+    start, rest = element.split("</desc>", 1)
+    dark = "@media (prefers-color-scheme: dark) { .paper { fill: #16181c } }"
+    paper = f'<rect class="paper" width="100%" height="100%" fill="{PAPER}"/>'
+    return f"{start}</desc>\n<style>{FIGURE_CSS} {dark}</style>\n{paper}{rest}"
+
+
 @dataclass(frozen=True)
 class Panel:
     """A line on one pair of axes, which have these names."""
@@ -98,6 +106,8 @@ class Panel:
     name: str  # of the line
     points: Sequence[tuple[float, float]]  # from left to right
     lowest: float | None = None  # where the vertical axis begins; unless given a little below the values
+    level: tuple[str, float] | None = None  # the name and the height of a dashed line
+    by_factors: bool = False  # whether the horizontal axis is logarithmic, with a tick at each point
 
 
 def as_svg(panel: Panel) -> str:
@@ -111,14 +121,29 @@ def as_svg(panel: Panel) -> str:
         axes.set(xlabel=panel.horizontal, ylabel=panel.vertical)
         axes.tick_params(length=0)
         x, y = zip(*points, strict=True)
-        axes.plot(x, y, color=BLUE, marker="o" if len(points) == 1 else "", clip_on=False, label=panel.name)
+        axes.plot(
+            x,
+            y,
+            color=BLUE,
+            marker="o" if panel.by_factors or len(points) == 1 else "",
+            clip_on=False,
+            label=panel.name,
+        )
+        if panel.level is not None:
+            axes.axhline(panel.level[1], color=ORANGE, linestyle="--", label=panel.level[0])
+            ends += f"; dashed, {panel.level[0]}: {panel.level[1]:.3g}"
         axes.legend(frameon=False)
         axes.margins(y=0.1)
-        axes.set_xlim(0, 1.001 * max(x) or 1)  # the last tick is shown
         axes.set_ylim(bottom=panel.lowest)
         for axis, values in ((axes.xaxis, x), (axes.yaxis, y)):
             counts = all(isinstance(value, int) for value in values)  # such as steps
             axis.set_major_locator(MaxNLocator(nbins=6, integer=counts))
+        if panel.by_factors:
+            axes.set_xscale("log")
+            axes.set_xticks(x, [f"{value:g}" for value in x], minor=False)
+            axes.xaxis.set_minor_locator(NullLocator())
+        else:
+            axes.set_xlim(0, 1.001 * max(x) or 1)  # the last tick is shown
         return svg(figure, title=panel.title, description=f"{described}; {panel.name}: {ends}")
 
 

@@ -1,0 +1,81 @@
+"""``noisette curve``: the same run at several privacy budgets, beside a baseline, and what all of them cost."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from noisette.accounting import atomic_files
+from noisette.cli import options
+from noisette.cli.options import flag, option, plain_errors
+from noisette.cli.train import Run, report, settled, train
+from noisette.training.recipe import check_plain
+
+if TYPE_CHECKING:
+    from noisette.training.report.facts import Facts
+
+_BUDGETS = "0.5,1,3,8"
+_NOT_OF_A_CURVE = {"resume": "--resume", "without_privacy": "--without-privacy"}
+
+
+@plain_errors()
+def curve(
+    context: typer.Context,
+    *,
+    epsilon: Annotated[str, option("E,E,..", "The privacy budgets: one run for each.")] = _BUDGETS,
+    no_baseline: Annotated[bool, flag("--no-baseline", "Leave out the run without privacy, and NOT PRIVATE.")] = False,
+    out: Annotated[Path | None, option("DIR", "A new folder, for all runs and the curve.", "runs/NAME-curve")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the content of curve.json, and nothing else.")] = False,
+) -> None:
+    """What does privacy cost? Train the same run at each budget, and draw its test figures against epsilon.
+
+    `noisette curve --data digits --epsilon 0.5,1,3,8`
+
+    Takes a recipe and all other options of `noisette train`. Writes curve.html, curve.svg and curve.json beside the
+    folders of the runs, each with its own ledger. All runs are releases about one data set: the page says what they
+    cost together.
+    """
+    budgets = sorted(set(options.numbers("epsilon", epsilon, _BUDGETS, above=0)))
+    if "RANK" in os.environ:
+        raise ValueError("noisette curve trains one run after the other in one process; start it without torchrun")
+    trains = typer.Typer(add_completion=False)
+    trains.command()(train)
+    given = typer.main.get_command(trains).make_context(str(context.info_name), list(context.args))
+    of_train = cast(typer.Context, given)
+    if idle := [name for field, name in _NOT_OF_A_CURVE.items() if of_train.params[field]]:
+        raise ValueError(f"a curve begins its runs, of which one is without privacy; leave out {' and '.join(idle)}")
+    run = settled(of_train)
+    place = out or run.out.with_name(f"{run.out.name}-curve")
+    if place.exists():
+        raise ValueError(f"{place} exists; choose another --out, or move it away: its runs may be about the same data")
+    recipes = [run.recipe.changed({"privacy": {"epsilon": each}}, "--epsilon") for each in budgets]
+    out_of = [place / f"epsilon-{each:g}" for each in budgets]
+    loaded = replace(run, recipe=recipes[-1], out=place).checked().loaded  # a warning is of the largest budget
+    assert loaded is not None
+    runs = [replace(run, recipe=of, out=out, loaded=loaded) for of, out in zip(recipes, out_of, strict=True)]
+    baseline = None if no_baseline else replace(run.without_privacy(), out=place / "without-privacy", loaded=loaded)
+    if baseline is not None:
+        check_plain(baseline.recipe)
+    if loaded[0].test is None:
+        raise ValueError("there are no test examples, so there is no curve; give --test FILE or --holdout F")
+
+    def work() -> None:
+        from noisette.training.report.curve import Curve
+
+        plain = baseline and _trained(baseline)  # first: where it fails, nothing has been spent
+        done = Curve([_trained(each) for each in runs], plain)
+        for name, content in done.documents().items():
+            atomic_files.write(place / name, content)
+        typer.echo(done.as_json() if as_json else f"{done.as_text()}\ncurve: {place / 'curve.html'}")
+
+    report(work, as_json)
+
+
+def _trained(run: Run) -> Facts:
+    done = run.begin()
+    assert done is not None, "there is one process"
+    return done[0]
