@@ -238,7 +238,7 @@ class PrivateRun(DpSgd):
             steps_lost=steps_lost,
         )
         self.terms, self.accountant, self.ledger, self.extras = terms, accountant, ledger, extras
-        self._all_ranks, self._dataset = ranks, dataset
+        self._all_ranks, self._dataset, self.users = ranks, dataset, users
         self._user_numbers = None if by_user is None else by_user.users
         self._fingerprint: Fingerprint | None = None
         self._saved_in: Path | None = None
@@ -302,6 +302,26 @@ class PrivateRun(DpSgd):
         other's results.
         """
         return self._spending.epsilon(delta=delta)
+
+    def statement(self, *, delta: float) -> str:
+        """The privacy statement of the run so far, as ``noisette train`` writes it; a notebook shows it with headings.
+
+        It leaves out what a loop of one's own may break: nothing is said of seeds, of test figures, of what was printed
+        or by what the settings were chosen. Needs ``pip install 'noisette[cli]'``, as does :meth:`report`.
+
+        Raises:
+            TypeError: the bound is neither a ``PerExampleClip`` nor a ``LipschitzBound``.
+        """
+        from noisette.training.report.facts import facts_of_run
+        from noisette.training.report.statement import own_statement
+
+        return own_statement(facts_of_run(self, delta))
+
+    def report(self, path: Path | str, *, delta: float) -> None:
+        """Write one HTML page: settings, epsilon against steps, bounds on attacks, and the :meth:`statement`."""
+        from noisette.training.report.page import own_page
+
+        atomic_files.write(Path(path), own_page(self, delta).encode(errors="backslashreplace"))
 
     @property
     def is_beside_others(self) -> bool:

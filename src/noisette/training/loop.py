@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from noisette.accounting import Ledger, steps_for
-from noisette.accounting.calibrate import schedule, with_releases
-from noisette.accounting.filters import RenyiOdometer, accountant_beside
+from noisette.accounting.calibrate import schedule
+from noisette.accounting.filters import accountant_beside
 from noisette.core.release import GradientBound
 from noisette.data import DataSet
 from noisette.nn.batch_norm import in_evaluation
@@ -32,7 +32,7 @@ from noisette.training.defaults import NETWORK_REACH, learning_rate_for
 from noisette.training.evaluation import Outcome, Watch, class_figures, number_figures, outputs
 from noisette.training.optimizers import learning_rate
 from noisette.training.recipe import ACCOUNTANTS, Recipe, check_plain
-from noisette.training.report.facts import ClassFigures, NumberFigures, Point
+from noisette.training.report.facts import ClassFigures, NumberFigures, Point, epsilon_after
 
 _POINTS = 20
 # Of Adam without privacy: the most and the least rate, and how far it moves a weight at most, half with a cosine.
@@ -273,10 +273,8 @@ class _Training:
         self.costs: dict[int, float] = dict.fromkeys(steps, math.inf)
         if isinstance(run, PlainRun):
             return
-        by = RenyiOdometer() if run.is_beside_others else run.accountant
         for step in steps:
-            events = with_releases(run.terms.beside(run.ledger), run.event, step)
-            self.costs[step] = min(by.compose(events).epsilon(delta=privacy.delta), privacy.epsilon)
+            self.costs[step] = min(epsilon_after(run, step, privacy.delta), privacy.epsilon)
 
     def finish(self, on_step: Watch) -> Outcome:
         outcome = self.outcome

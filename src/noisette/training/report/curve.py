@@ -11,7 +11,6 @@ from markupsafe import Markup
 
 from noisette.accounting import Event
 from noisette.accounting.budget import NOISE_TAIL
-from noisette.accounting.events import event_of
 from noisette.accounting.registry import ACCOUNTANTS
 from noisette.training.report.facts import Facts, NumberFigures, power_of_ten, upward
 from noisette.training.report.figures import Panel, as_svg, standalone, templates
@@ -39,8 +38,8 @@ class Curve:
     def epsilon_of_all(self) -> float:
         """The cost of all runs, at their delta: they are about one data set, and were fixed before the first."""
         privacy, released = self.runs[0].recipe.privacy, Counter[Event]()
-        for event, times in (release for run in self.runs for release in run.released):
-            released[event_of(event)] += times
+        for run in self.runs:
+            released.update(run.events)
         return ACCOUNTANTS[privacy.accountant].compose(released).epsilon(delta=privacy.delta - NOISE_TAIL)
 
     def documents(self) -> dict[str, bytes]:

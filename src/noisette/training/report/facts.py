@@ -5,16 +5,24 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from decimal import ROUND_CEILING, Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import noisette
+from noisette.accounting import Accountant, Event
+from noisette.accounting.calibrate import with_releases
 from noisette.accounting.events import UserLevel, event_of
 from noisette.accounting.events import facts_of as event_facts
+from noisette.accounting.filters import RenyiOdometer
+from noisette.accounting.ledger import LEDGER_FILE
+from noisette.accounting.registry import ACCOUNTANTS
+from noisette.clipping.registry import CLIPPING_RULES, ENGINES, RuleEntry
 
 if TYPE_CHECKING:
+    from noisette.core.clip import ClippingRule
+    from noisette.run.private import PrivateRun
     from noisette.training.evaluation import Outcome
     from noisette.training.recipe import Recipe
 
@@ -232,34 +240,36 @@ _PATHS = (("data", "name"), ("data", "test"), ("model", "weights"), ("model", "b
 
 
 @dataclass(frozen=True)
-class Facts:
-    """A run in public numbers: declared, noised, or about the public test examples.
+class Terms:
+    """What the statement says of what was declared, by a recipe or in a loop of one's own."""
 
-    Guarantee: no field depends on the training records except through the noise. Those about test examples are exact,
-    also where these are records that were held out: these have no guarantee. There is no loss, gradient norm, batch
-    size or number of records here, and a run publishes this class, the weights and the ledger only.
-    """
+    delta: float
+    accountant: str  # its description
+    batch_size: float
+    rule: RuleEntry
+    engine: str  # its name and its description
+    first_norm: str  # the clipping norm of the first step
+    loss: str = ""  # of a Lipschitz network, in words
+    logit_clip: float = 0.0
+    users: str = ""  # what the records of a user have in common
+    records_per_user: int | None = None
+    public_users: int | None = None
+    ledger: str | None = LEDGER_FILE  # ``None`` in memory
 
-    version: str
-    recipe: Recipe
+
+@dataclass(frozen=True, kw_only=True)
+class RunFacts:
+    """What every private run says of itself; of one without privacy these are the values of no guarantee."""
+
     data: str
-    note: str
     declared_size: int
-    input_shape: tuple[int, ...]
-    word_vectors: tuple[int, ...]  # the shape of the table of public word vectors, () where inputs are not words
-    classes: int
     parameters: int
-    public_weights: str  # the SHA-256 of the file of the first weights, "" if they were random
-    sampling: str
     sampling_rate: float
     steps_planned: int
     steps_taken: int
-    test_accuracy: float | None  # of the saved model
-    seconds: float | None  # ``None`` for a search: a first run takes longer, so it would tell of the number of runs
-    device: str
     points: tuple[Point, ...]
-    # Without privacy the following have the values of no guarantee, and are left out of ``run.json``.
-    epsilon: float = math.inf  # the cost of ``released``, at the recipe's delta
+    sampling: str = "Poisson"
+    epsilon: float = math.inf  # the cost of ``released``, at the declared delta
     neighbouring: str = ""
     accountant_version: str = ""
     event: Mapping[str, Any] = field(default_factory=dict)  # the release of one step, as the ledger has it
@@ -271,22 +281,75 @@ class Facts:
     lipschitz: LayerBounds | None = None
     steps: int = 0  # that the ledger has reserved
     steps_lost: int = 0  # when a process crashed; epsilon covers them
-    resumed: int = 0  # how often the run was continued in another process
     ledger_head: str = ""
+    declarations: int = 1  # in the ledger: releases that were each fixed before the first of them
+
+    @property
+    def events(self) -> dict[Event, int]:
+        return {event_of(event): times for event, times in self.released}
+
+    @property
+    def unit(self) -> str:
+        """Whom the guarantee protects: "user" or "record"."""
+        return "user" if isinstance(event_of(self.event), UserLevel) else "record"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnFacts(RunFacts):
+    """A run in a loop of one's own. It says nothing that such a loop may break."""
+
+    terms: Terms
+    bounds: tuple[float, ...] = ()  # of the groups that are clipped apart
+    accountant: Accountant
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts(RunFacts):
+    """A run in public numbers: declared, noised, or about the public test examples.
+
+    Guarantee: no field depends on the training records except through the noise. Those about test examples are exact,
+    also where these are records that were held out: these have no guarantee. There is no loss, gradient norm, batch
+    size or number of records here, and a run publishes this class, the weights and the ledger only.
+    """
+
+    version: str
+    recipe: Recipe
+    note: str
+    input_shape: tuple[int, ...]
+    word_vectors: tuple[int, ...]  # the shape of the table of public word vectors, () where inputs are not words
+    classes: int
+    public_weights: str  # the SHA-256 of the file of the first weights, "" if they were random
+    test_accuracy: float | None  # of the saved model
+    seconds: float | None  # ``None`` for a search: a first run takes longer, so it would tell of the number of runs
+    device: str
+    resumed: int = 0  # how often the run was continued in another process
     test: ClassFigures | NumberFigures | None = None
     features: tuple[str, ...] = ()  # names of the columns that are inputs, which the header of a CSV makes public
     words: int = 0  # how many numbers of words there are in texts without word vectors
     search: SearchFacts | None = None  # that chose the run: epsilon and ``released`` are then those of the search
-    declarations: int = 1  # in the ledger: releases that were each fixed before the first of them
 
     @property
     def private(self) -> bool:
         return bool(self.event)
 
     @property
-    def unit(self) -> str:
-        """Whom the guarantee protects: "user" or "record"."""
-        return "user" if isinstance(event_of(self.event), UserLevel) else "record"
+    def terms(self) -> Terms:
+        """What the recipe declares of the guarantee."""
+        privacy, data, loss = self.recipe.privacy, self.recipe.data, self.recipe.lipschitz
+        tau = f"{loss.tau:g}" if loss.tau else ""
+        return Terms(
+            privacy.delta,
+            ACCOUNTANTS[privacy.accountant].description,
+            self.recipe.training.batch_size,
+            CLIPPING_RULES[privacy.clipping],
+            f"{privacy.engine} ({ENGINES[privacy.engine].description})",
+            f"{privacy.max_grad_norm:g}",
+            f"the cross-entropy of the scores times {tau}, divided by {tau}",
+            loss.logit_clip,
+            f"the same value in the column {data.users!r}",
+            data.records_per_user,
+            data.public_users,
+        )
 
     @property
     def model_name(self) -> str:
@@ -322,62 +385,129 @@ class Facts:
 
 def facts_of(outcome: Outcome) -> Facts:
     """What may be published about this run; of one without privacy, what there is."""
-    from noisette.lipschitz.bound import LipschitzBound
     from noisette.run.private import PrivateRun
 
     recipe, run, data = outcome.recipe, outcome.run, outcome.data
-    facts = Facts(
+    if isinstance(run, PrivateRun):
+        told = replace(facts_of_run(run, recipe.privacy.delta), epsilon=outcome.epsilon)
+    else:
+        told = RunFacts(
+            data=data.name,
+            declared_size=data.declared_size,
+            parameters=outcome.parameters,
+            sampling_rate=run.sampling_rate,
+            steps_planned=run.steps,
+            steps_taken=run.steps_spent,
+            points=(),
+        )
+    common = {own.name: getattr(told, own.name) for own in fields(RunFacts)}
+    return Facts(
+        **common | {"data": data.name, "declared_size": data.declared_size, "points": tuple(outcome.points)},
         version=noisette.__version__,
         recipe=recipe,
-        data=data.name,
         note=data.note,
-        declared_size=data.declared_size,
         input_shape=tuple(data.train.inputs.shape[1:]),
         word_vectors=() if data.vectors is None else data.vectors.shape,
         classes=data.classes,
-        parameters=outcome.parameters,
         public_weights=outcome.public_weights,
-        sampling="Poisson",
-        sampling_rate=run.sampling_rate,
-        steps_planned=run.steps,
-        steps_taken=run.steps_spent,
         test_accuracy=getattr(outcome.test, "accuracy", None),
         seconds=outcome.seconds,
         device=next(outcome.model.parameters()).device.type,
-        points=tuple(outcome.points),
         test=outcome.test,
         features=data.features,
         words=data.words,
+        resumed=outcome.resumed,
     )
-    if not isinstance(run, PrivateRun):
-        return facts
-    sums, layers = run.bound.pop_sums(), None
-    gradients = [part.bound for part in sums if part.name == "gradient"]
-    if isinstance(run.bound, LipschitzBound):
-        sensitivities = run.bound.sensitivities()
-        shares, noise = run.bound.shares(sensitivities), run.noise_multiplier
+
+
+def epsilon_after(run: PrivateRun, step: int, delta: float) -> float:
+    """What a run and all else in its ledger cost when so many steps of it were spent."""
+    by = RenyiOdometer() if run.is_beside_others else run.accountant
+    return by.compose(with_releases(run.terms.beside(run.ledger), run.event, step)).epsilon(delta=delta)
+
+
+def facts_of_run(run: PrivateRun, delta: float) -> OwnFacts:
+    """What a private run says of itself at this delta; a batch that is under way is left as it is."""
+    from noisette.lipschitz.bound import LipschitzBound, score_clipping
+    from noisette.run.per_example import PerExampleClip
+
+    bound, event, users = run.bound, run.event, run.users
+    layers, max_grad_norm, bounds, moved = None, None, (), {}
+    loss, logit_clip, rule, first, engine = "", 0.0, CLIPPING_RULES["flat"], "", ""
+    if isinstance(bound, LipschitzBound):
+        sensitivities = bound.sensitivities()
+        shares, noise = bound.shares(sensitivities), run.noise_multiplier
         deviations = {name: noise * sensitivities[name] / math.sqrt(share) for name, share in shares.items()}
-        layers = LayerBounds(sensitivities, deviations)
-    return replace(
-        facts,
-        epsilon=outcome.epsilon,
-        neighbouring=run.event.relation,
+        layers, loss = LayerBounds(sensitivities, deviations), f"noisette's {type(bound.loss).__name__}"
+        logit_clip = 0.0 if bound.logit_clipping is None else score_clipping(bound.logit_clipping).bound
+    elif not isinstance(bound, PerExampleClip):
+        kinds = "PerExampleClip and LipschitzBound"
+        raise TypeError(f"the statement has words for {kinds} alone, got {type(bound).__name__}; write your own")
+    else:
+        groups = bound.clipping.groups(list(bound.parameters))
+        bounds, counts = tuple(group.bound for group in groups), [group.count for group in groups if group.count]
+        moved = {"gradient": math.hypot(*bounds)}
+        moved |= {one.name: one.bound * math.sqrt(len(counts)) for one in [each.sum_of(None) for each in counts]}
+        max_grad_norm, rule = moved["gradient"], rule_in_words(bound.clipping)
+        first = "a declared value" if counts else f"{max_grad_norm:g}"
+        kind = type(bound.engine)
+        named = [f"{name} ({each.description})" for name, each in ENGINES.items() if each.resolve() is kind]
+        engine = named[0] if named else kind.__name__
+    size = round(run.terms.expected_batch_size / run.sampling_rate)
+    return OwnFacts(
+        data=run.ledger.dataset,
+        declared_size=size,
+        parameters=sum(p.numel() for p in bound.parameters.values()),
+        sampling_rate=run.sampling_rate,
+        steps_planned=run.steps,
+        steps_taken=run.steps_taken,
+        points=(),
+        sampling=event.sampling,
+        epsilon=run.epsilon(delta=delta),
+        neighbouring=event.relation,
         accountant_version=f"noisette {noisette.__version__}",
-        event=event_facts(run.event),
-        released=tuple((event_facts(event), times) for event, times in run.ledger.events.items() if times),
-        sampling=run.event.sampling,
+        event=event_facts(event),
+        released=tuple((event_facts(each), times) for each, times in run.ledger.events.items() if times),
         noise_multiplier=run.noise_multiplier,
-        max_grad_norm=None if layers else math.hypot(*gradients),
-        groups=1 if layers else len(gradients),
-        parts=tuple(
-            ReleasedPart(name, math.hypot(*(part.bound for part in sums if part.name == name)), share)
-            for name, share in run.event.parts
-        ),
+        max_grad_norm=max_grad_norm,
+        groups=max(1, len(bounds)),
+        parts=tuple(ReleasedPart(name, moved[name], share) for name, share in event.parts),
         lipschitz=layers,
         steps=run.terms.spent(run.ledger),
-        steps_taken=run.steps_taken,
         steps_lost=run.steps_lost,
-        resumed=outcome.resumed,
         ledger_head=run.ledger.head,
         declarations=len(run.ledger.declarations),
+        bounds=bounds,
+        accountant=run.accountant,
+        terms=Terms(
+            delta,
+            getattr(run.accountant, "description", run.accountant.name),
+            run.terms.expected_batch_size,
+            rule,
+            engine,
+            first,
+            loss,
+            logit_clip,
+            "the same id in Users",
+            users and users.most_records,
+            users and users.public_users,
+            run.ledger.path.name if run.ledger.path else None,
+        ),
+    )
+
+
+def rule_in_words(rule: ClippingRule) -> RuleEntry:
+    """What the statement says of a clipping rule, also of one that is not built in."""
+    for entry in CLIPPING_RULES.values():
+        if entry.resolve() is type(rule):
+            quantile = f"the {getattr(rule, 'target_quantile', 0.5):g} quantile".replace(
+                "the 0.5 quantile", "the median"
+            )
+            return replace(entry, statement=entry.statement.replace("the median", quantile))
+    return RuleEntry(
+        lambda: type(rule),
+        "a rule of one's own",
+        f"the gradient of each example is multiplied, in each of {{groups}} groups of parameters, by a factor that "
+        f"{type(rule).__name__} chooses, and that leaves at most the bound of the group, as of the last release; for "
+        "all {parameters} trained parameters together that gives at most {norm}",
     )

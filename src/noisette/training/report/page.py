@@ -7,19 +7,31 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from noisette.accounting.events import event_of
+import noisette
 from noisette.accounting.filters import RenyiOdometer
 from noisette.accounting.interface import TradeOff
 from noisette.accounting.registry import ACCOUNTANTS
 from noisette.training.finished_run import sealed
-from noisette.training.report.facts import ClassFigures, Facts, NumberFigures, percent, power_of_ten, upward
+from noisette.training.report.facts import (
+    ClassFigures,
+    Facts,
+    NumberFigures,
+    epsilon_after,
+    facts_of_run,
+    percent,
+    power_of_ten,
+    upward,
+)
 from noisette.training.report.facts import upward_percent as most
-from noisette.training.report.figures import as_svg, course_of_run, templates
-from noisette.training.report.statement import advice, as_text, set_of_tests, settings, statement
+from noisette.training.report.figures import Panel, as_svg, course_of_run, templates
+from noisette.training.report.statement import advice, as_text, own_sections, set_of_tests, settings, statement
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from noisette.run.private import PrivateRun
+
+_POINTS = 20
 _UNENCODABLE = "backslashreplace"  # the name of a file need not be UTF-8
 _PAGES = templates("noisette.training.report")
 _LOADING = """\
@@ -69,6 +81,40 @@ def page(facts: Facts) -> str:
     )
 
 
+def own_page(run: PrivateRun, delta: float) -> str:
+    """The report of a run in a loop of one's own, at this delta, as HTML without scripts."""
+    facts = facts_of_run(run, delta)
+    spent, terms = run.steps_spent, facts.terms
+    steps = sorted({max(1, round(spent * k / _POINTS)) for k in range(1, _POINTS + 1)}) if spent else []
+    costs = [(step, min(epsilon_after(run, step, delta), facts.epsilon)) for step in steps]
+    accountant = facts.accountant if facts.declarations < 2 else RenyiOdometer()
+    caption = f"The privacy cost at δ = {power_of_ten(delta)}, rounded upwards."
+    panel = Panel("ε against steps", "training step", "ε spent", upward(facts.epsilon), costs, lowest=0)
+    settings = {
+        "data": facts.data,
+        "declared size": f"{facts.declared_size:,}",
+        "trained parameters": f"{facts.parameters:,}",
+        "expected batch size": f"{terms.batch_size:g}",
+        "steps": f"{facts.steps_taken:,} of {facts.steps_planned:,}",
+        "epsilon": upward(facts.epsilon),
+        "delta": power_of_ten(delta),
+        "neighbours": facts.neighbouring,
+        "accountant": f"{facts.accountant.name.upper()}, {facts.accountant_version}",
+        "sampling": f"{facts.sampling}, rate {facts.sampling_rate:.4g}",
+        "noise multiplier": f"{facts.noise_multiplier:.4g}",
+        "clipping norm": "none: layers bound the gradient" if facts.lipschitz else f"{facts.max_grad_norm:g}",
+    }
+    return _PAGES.get_template("brief.html").render(
+        title=f"Differential privacy at ε = {upward(facts.epsilon)}, δ = {power_of_ten(delta)}",
+        above=f"a run on {facts.data}",
+        lead=[("lead", _sentence(TradeOff(accountant.compose(facts.events)), facts.unit))],
+        figures=[(Markup(as_svg(panel)), caption)] if costs else [],
+        tables={"Settings": settings.items()},
+        sections=own_sections(facts).items(),
+        version=noisette.__version__,
+    )
+
+
 def _headline(facts: Facts) -> str:
     """The test result in a few words; accuracy says little of two classes of which one is rare."""
     test = facts.test
@@ -81,9 +127,8 @@ def _headline(facts: Facts) -> str:
 
 def _attack(facts: Facts) -> TradeOff:
     """What is left to attacks, from the releases and the accountant that epsilon is computed with."""
-    events = {event_of(event): times for event, times in facts.released}
     accountant = ACCOUNTANTS[facts.recipe.privacy.accountant] if facts.declarations < 2 else RenyiOdometer()
-    return TradeOff(accountant.compose(events))
+    return TradeOff(accountant.compose(facts.events))
 
 
 def _sentence(attack: TradeOff, unit: str) -> str:

@@ -6,23 +6,23 @@ import json
 import math
 import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from html import escape
 from itertools import chain
 from pathlib import Path
 
 from noisette.accounting.events import BallsInBinsGaussian, BandedGaussian, UserLevel, event_of
 from noisette.accounting.events import TruncatedPoissonGaussian as Truncated
-from noisette.accounting.registry import ACCOUNTANTS
-from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.data.columns import Columns
 from noisette.nn.models.backbones import learned_from
 from noisette.training.recipe import DataSection, Recipe
-from noisette.training.report.facts import Facts, SearchFacts, duration, percent, power_of_ten, shown, upward
+from noisette.training.report.facts import Facts, OwnFacts, SearchFacts, duration, percent, power_of_ten, shown, upward
 
 _ALWAYS = ("privacy", "training")  # tables of a recipe that are shown with their defaults
 
 Rows = list[tuple[str, str]]  # names and values
+AnyRun = Facts | OwnFacts
 
 
 def settings(facts: Facts) -> dict[str, Rows]:
@@ -74,13 +74,48 @@ def _label(table: str, field: str) -> str:
 def statement(facts: Facts) -> dict[str, tuple[str, ...]]:
     """The privacy statement of a run: its headings, each with its paragraphs."""
     search = _search(facts.search) if facts.search else ()
-    sections = {
-        "What is guaranteed": _guarantee(facts),
-        "How the guarantee is kept": chain(*(part(facts) for part in (_records, _model, _privacy, _training)), search),
-        "How epsilon was computed": _cost(facts),
-        "Randomness and arithmetic": _randomness(facts),
-        "Not covered": _not_covered(facts),
-    }
+    seen = "every step of this run, but not the other runs of the search," if facts.search else "every step"
+    key = "each process of this run" if facts.resumed else "this run alone"
+    seed = f" The seed {facts.recipe.training.seed} determines the first weights only."
+    stated = " time" if facts.seconds is None else " time, which the report states"
+    parts = (_records, _model, _projection, _privacy, _views, _training)
+    return _in_lines(
+        {
+            "What is guaranteed": chain(_guarantee(facts, seen), _of_recipe(facts)),
+            "How the guarantee is kept": chain(*(part(facts) for part in parts), search),
+            "How epsilon was computed": chain(_cost(facts), _tests(facts)),
+            "Randomness and arithmetic": _randomness(facts, key, seed),
+            "Not covered": _not_covered(facts, " This run published none.", stated),
+        }
+    )
+
+
+class Statement(str):
+    """The statement of a run as text; a notebook shows it with headings."""
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(self)}</pre>"
+
+
+def own_sections(facts: OwnFacts) -> dict[str, tuple[str, ...]]:
+    """The statement of a run in a loop of one's own: its headings, each with its paragraphs."""
+    return _in_lines(
+        {
+            "What is guaranteed": _guarantee(facts, "every step"),
+            "How the guarantee is kept": chain(_privacy(facts), _training(facts)),
+            "How epsilon was computed": _cost(facts),
+            "Randomness and arithmetic": _randomness(facts, "each process of this run", ""),
+            "Not covered": _not_covered(facts, "", " time"),
+        }
+    )
+
+
+def own_statement(facts: OwnFacts) -> Statement:
+    """The same as a text."""
+    return Statement(as_text(own_sections(facts), title=f"Privacy statement of a run on {facts.data}"))
+
+
+def _in_lines(sections: Mapping[str, Iterable[str]]) -> dict[str, tuple[str, ...]]:
     return {heading: tuple(re.sub(r"\n +", " ", text) for text in texts) for heading, texts in sections.items()}
 
 
@@ -198,12 +233,15 @@ def _model(facts: Facts) -> Iterator[str]:
             seed {public.seed}. These examples have no guarantee: they are taken to be public."""
 
 
-def _privacy(facts: Facts) -> Iterator[str]:
+def _projection(facts: Facts) -> Iterator[str]:
     projection = facts.recipe.projection
     if projection.components:
         yield f"""Before training the records were projected on {projection.components} principal components, found from
         the sum of the outer products of all records, each scaled to norm 1, with Gaussian noise of standard deviation
         {projection.noise_multiplier:g} on every entry. The ledger and epsilon include this release."""
+
+
+def _privacy(facts: AnyRun) -> Iterator[str]:
     yield f"Sampling: {facts.sampling}. {_batches(facts)} A batch may be empty, and is then released like any other."
     yield from _by_layers(facts) if facts.lipschitz else _by_clipping(facts)
     event = event_of(facts.event)
@@ -216,7 +254,7 @@ def _privacy(facts: Facts) -> Iterator[str]:
         with independent noise."""
 
 
-def _batches(facts: Facts) -> str:
+def _batches(facts: AnyRun) -> str:
     event = event_of(facts.event)
     each = f"Each record enters the batch of a step independently with probability {facts.sampling_rate:.6g}"
     match event:
@@ -240,23 +278,27 @@ def _batches(facts: Facts) -> str:
             return f"{each}."
 
 
-def _by_clipping(facts: Facts) -> Iterator[str]:
+def _by_clipping(facts: AnyRun) -> Iterator[str]:
     """Sensitivity and noise where the gradient of each example is clipped, in the words of the clipping rule."""
     assert facts.max_grad_norm is not None, "something is clipped"
-    privacy, noise = facts.recipe.privacy, facts.noise_multiplier
-    rule, engine = CLIPPING_RULES[privacy.clipping], ENGINES[privacy.engine]
+    terms, rule, noise = facts.terms, facts.terms.rule, facts.noise_multiplier
     numbers = {
         "parameters": f"{facts.parameters:,}",
         "groups": facts.groups,
         "norm": f"{facts.max_grad_norm:g}",
         "each": f"{facts.max_grad_norm / math.sqrt(facts.groups):g}",
-        "first": f"{privacy.max_grad_norm:g}",
+        "first": terms.first_norm,
     }
     sensitivity = rule.sensitivity.format(**numbers)
     yield f"""Sensitivity: {rule.statement.format(**numbers)}, so one record moves the sum of a batch by at most
     {sensitivity}, in real arithmetic; for rounding, the noise is that of a sensitivity larger by one part in 8,192. The
-    clipped sum is computed by the engine {privacy.engine} ({engine.description}); every engine computes the same
-    sum."""
+    clipped sum is computed by the engine {terms.engine}; every engine computes the same sum."""
+    if len(bounds := set(getattr(facts, "bounds", ()))) > 1 and not facts.parts:
+        yield f"""Noise: Gaussian, on every element of every step's sum, with standard deviation
+        {noise * math.sqrt(facts.groups):.6g} times the bound of its group; bounds are from {min(bounds):g} to
+        {max(bounds):g}. In units of its noise one record moves all groups together by at most one over the noise
+        multiplier, {noise:.6g}."""
+        return
     if not facts.parts:
         yield f"""Noise: Gaussian, with standard deviation {noise:.6g} times {sensitivity} (noise multiplier times
         sensitivity), on every element of every step's sum."""
@@ -274,45 +316,52 @@ def _by_clipping(facts: Facts) -> Iterator[str]:
     this noise multiplier."""
 
 
-def _by_layers(facts: Facts) -> Iterator[str]:
-    lipschitz, section = facts.lipschitz, facts.recipe.lipschitz
+def _by_layers(facts: AnyRun) -> Iterator[str]:
+    lipschitz, terms = facts.lipschitz, facts.terms
     assert lipschitz is not None, "the layers bound the gradient"
     scores = "Nothing is clipped."
-    if section.logit_clip:
-        scores = f"""A record's gradient at the scores is scaled to a norm of at most {section.logit_clip:g}; below the
+    if terms.logit_clip:
+        scores = f"""A record's gradient at the scores is scaled to a norm of at most {terms.logit_clip:g}; below the
         scores nothing is clipped."""
     moved, noised = (
         ", ".join(f"{name} {value:.4g}" for name, value in values.items())
         for values in (lipschitz.sensitivities, lipschitz.deviations)
     )
     yield f"""Sensitivity: the layers bound it. Inputs are scaled to a declared norm. Every layer has a known Lipschitz
-    constant, certified after each step, and so has the loss, which is the cross-entropy of the scores times
-    {section.tau:g}, divided by {section.tau:g}. {scores} One record moves the sum of a batch, for each parameter, by a
-    Euclidean norm of at most: {moved} (at the last step). One part in ten thousand of each is slack for rounding. The
-    weights are projected after each step; the projection uses released values alone."""
+    constant, certified after each step, and so has the loss, which is {terms.loss}. {scores} One record moves the sum
+    of a batch, for each parameter, by a Euclidean norm of at most: {moved} (at the last step). One part in ten thousand
+    of each is slack for rounding. The weights are projected after each step; the projection uses released values
+    alone."""
     yield f"""Noise: Gaussian, on every element of every step's sum, with a standard deviation for each parameter:
     {noised} (at the last step). In units of the noise one record moves all parameters together by at most one over the
     noise multiplier, {facts.noise_multiplier:.6g}."""
 
 
-def _training(facts: Facts) -> Iterator[str]:
-    section, batch = facts.recipe.augmentation, facts.recipe.training.batch_size
+def _views(facts: Facts) -> Iterator[str]:
+    section = facts.recipe.augmentation
     if section.moves:
         yield f"""Views: the loss of a record is the mean over {section.views} views of it, mirrored or shifted. Their
         mean gradient is the gradient of that record, which is bounded once."""
-    yield f"""Normaliser: the noised sum is divided by {batch}, a declared constant, however many records the batch
-    held."""
+
+
+def _training(facts: AnyRun) -> Iterator[str]:
+    yield f"""Normaliser: the noised sum is divided by {facts.terms.batch_size:g}, a declared constant, however many
+    records the batch held."""
     resumed = in_search = ""
-    if facts.resumed:
+    if isinstance(facts, Facts) and facts.resumed:
         times = "once, with" if facts.resumed == 1 else f"{facts.resumed} times, each time with"
+        resumed = f" The run was continued in another process {times} a new secret key."
+    if resumed or facts.steps_lost:
         lost = "1 step was" if facts.steps_lost == 1 else f"{facts.steps_lost:,} steps were"
-        resumed = f""" The run was continued in another process {times} a new secret key. {lost} lost when a process
+        resumed += f""" {lost} lost when a process
         ended early: what was lost has no part in the saved weights, and epsilon covers it, carried out or not."""
-    if facts.search:
+    if isinstance(facts, Facts) and facts.search:
         in_search = " The ledger holds them, with those of the other runs, as one search."
+    file = facts.terms.ledger
+    ledger = f"is the file {file}" if file else "is in memory alone, and is gone when the process ends"
     yield f"""Steps: {facts.steps_planned} planned, {facts.steps} reserved in the ledger and covered by epsilon,
-    {facts.steps_taken} carried out.{resumed}{in_search} The ledger is the file ledger.jsonl; the seal of its last line
-    is {facts.ledger_head}."""
+    {facts.steps_taken} carried out.{resumed}{in_search} The ledger {ledger}; the seal of its last line is
+    {facts.ledger_head}."""
 
 
 def _search(search: SearchFacts) -> Iterator[str]:
@@ -327,26 +376,34 @@ def _search(search: SearchFacts) -> Iterator[str]:
         ledger holds the score as a part of each run, and these records have the same guarantee as the others."""
 
 
-def _guarantee(facts: Facts) -> Iterator[str]:
-    privacy, data = facts.recipe.privacy, facts.recipe.data
-    epsilon, delta, unit = upward(facts.epsilon), power_of_ten(privacy.delta), facts.unit
+def _guarantee(facts: AnyRun, seen: str) -> Iterator[str]:
+    terms = facts.terms
+    epsilon, delta, unit = upward(facts.epsilon), power_of_ten(terms.delta), facts.unit
     whom = "one record, which is one entry of the training set"
     if unit == "user":
-        used = "one is" if data.records_per_user == 1 else f"{data.records_per_user} are"
-        whom = f"""one user, with all records of the training set that have the same value in the column {data.users!r},
-        whatever their number. Of each user's records at most {used} used, drawn by the secret key"""
+        used = "one is" if terms.records_per_user == 1 else f"{terms.records_per_user} are"
+        whom = f"""one user, with all records of the training set that have {terms.users}, whatever their number. Of
+        each user's records at most {used} used, drawn by the secret key"""
     yield f"""Everything that this run trained on the records of {facts.data} (the saved weights, the weights after
     every step, and the state of the optimizer) is ({epsilon}, {delta})-differentially private: epsilon = {epsilon},
     delta = {delta}."""
     yield f"""Relation: {facts.neighbouring}. Unit: {whom}. For any set of outcomes of the training, its probability
     with the {unit} is at most e^{epsilon} times its probability without the {unit}, plus {delta}; the same holds with
     the two exchanged."""
-    seen = "every step of this run, but not the other runs of the search," if facts.search else "every step"
     others = "the records of all other users" if unit == "user" else "all other records"
     yield f"""The guarantee holds against an attacker who sees {seen} and knows or has forged {others}. It does not
     depend on publishing the last weights only."""
     yield """Contract: the loss is a function of one example, of the model's weights and buffers, and of torch's global
     random generators; it keeps nothing between calls, and no operation of torch in it sees two examples."""
+    one_over_size = 1 / (terms.public_users or facts.declared_size)
+    if isinstance(facts, OwnFacts) and terms.delta >= one_over_size:
+        yield f"""Large delta: it is not below one over the declared size, {power_of_ten(one_over_size)}. With a delta
+        above that, publishing one record in the clear would count as private."""
+
+
+def _of_recipe(facts: Facts) -> Iterator[str]:
+    """What a recipe adds to the guarantee: records held out, a search, and switches."""
+    privacy, data, unit = facts.recipe.privacy, facts.recipe.data, facts.unit
     if data.holdout is not None:
         yield f"""Records held out: before the first step each {unit} was held out with probability {data.holdout:g},
         drawn by a secret key that is independent of what records say and was forgotten when the run ended. What was
@@ -366,19 +423,26 @@ def _guarantee(facts: Facts) -> Iterator[str]:
     yield f"Unsafe switches: {switches}"
 
 
-def _cost(facts: Facts) -> Iterator[str]:
-    data = facts.recipe.data
-    yield f"""Accountant: {ACCOUNTANTS[facts.recipe.privacy.accountant].description}, by {facts.accountant_version},
-    rounded upwards. Epsilon is the larger of the values for adding and for removing a {facts.unit}."""
-    if facts.declarations > 1 and facts.search is None:
+def _cost(facts: AnyRun) -> Iterator[str]:
+    terms = facts.terms
+    yield f"""Accountant: {terms.accountant}, by {facts.accountant_version}, rounded upwards. Epsilon is the larger of
+    the values for adding and for removing a {facts.unit}."""
+    if facts.declarations > 1 and (isinstance(facts, OwnFacts) or facts.search is None):
         yield f"""The ledger holds {facts.declarations} declarations, which epsilon covers, and each may have been
         chosen by the results of those before it. The accountant would need all of them to be fixed before the first
         release. So epsilon is that of a Rényi odometer, which holds whatever was chosen; or it is the budget, where
         that is less and a Rényi filter has kept it."""
+    size = f"{terms.public_users:,} users" if terms.public_users else f"{facts.declared_size:,}"
+    follow = " from which the sampling rate and the number of steps follow"
+    if isinstance(facts, OwnFacts):
+        follow = ", as are the sampling rate and the number of steps"
+    yield f"Size of the training set: {size}, a declared and public constant{follow}."
+
+
+def _tests(facts: Facts) -> Iterator[str]:
+    data = facts.recipe.data
     actual = ", which stays private" if data.holdout is None else ", except the figures on records held out"
-    size = f"{data.public_users:,} users" if data.public_users else f"{facts.declared_size:,}"
-    yield f"""Size of the training set: {size}, a declared and public constant from which the sampling rate and the
-    number of steps follow. Nothing that is published was computed from the actual number of
+    yield f"""Nothing that is published was computed from the actual number of
     {"users" if data.public_users else "records"}{actual}."""
     if data.holdout is not None:
         yield "Test figures are exact: they are of the records held out, and have no guarantee."
@@ -387,18 +451,17 @@ def _cost(facts: Facts) -> Iterator[str]:
         yield f"{measured} is exact: the test examples are taken to be public and have no guarantee."
 
 
-def _randomness(facts: Facts) -> Iterator[str]:
-    run = "each process of this run" if facts.resumed else "this run alone"
+def _randomness(facts: AnyRun, run: str, seed: str) -> Iterator[str]:
     yield f"""Noise and sampling come from ChaCha20 keystreams under a key of 256 bits, which the operating system
-    generated for {run} and which was never written down. The seed {facts.recipe.training.seed} determines the first
-    weights only. Gaussian values are computed by the Box-Muller transform from 53 bits of radius, or from up to 1,589
-    where the first 24 are zero, so that the end of the tail adds less than 1e-30 to delta."""
+    generated for {run} and which was never written down.{seed} Gaussian values are computed by the Box-Muller transform
+    from 53 bits of radius, or from up to 1,589 where the first 24 are zero, so that the end of the tail adds less than
+    1e-30 to delta."""
     yield """Arithmetic: floating point. Rounding of norms and sums is covered by noise that is larger by one part in
     8,192. The noise is a rounded number, not an exact sample from a grid."""
 
 
-def _not_covered(facts: Facts) -> Iterator[str]:
-    more = "Other runs" if facts.search is None else "Other runs and searches"
+def _not_covered(facts: AnyRun, published: str, time: str) -> Iterator[str]:
+    more = "Other runs and searches" if isinstance(facts, Facts) and facts.search else "Other runs"
     yield f"{more} on the same records that are not in this ledger, and choosing among them: their costs add up."
     if facts.unit == "user":
         yield "People who are several users: the guarantee is per value of the column that names the user."
@@ -406,9 +469,8 @@ def _not_covered(facts: Facts) -> Iterator[str]:
         yield "People with several records: the guarantee is per record, not per person."
     yield """Anything learned from the records before training: vocabularies, means, lists of classes, a filter, or
     hyper-parameters tuned on them."""
-    yield "Values computed on the training records without noise, such as a training loss. This run published none."
-    stated = "" if facts.seconds is None else ", which the report states"
-    yield f"Running time{stated}, memory, power and network traffic, and whether the run came to an end."
+    yield f"Values computed on the training records without noise, such as a training loss.{published}"
+    yield f"Running{time}, memory, power and network traffic, and whether the run came to an end."
     yield "Attacks on the low bits of floating-point noise."
     yield """Code of the operator that breaks the contract: a loss that keeps something of one example for the next, or
     reads records otherwise than through its arguments."""

@@ -1,0 +1,124 @@
+"""The statement and the report of a run in a loop of one's own."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import noisette
+
+RECORDS = torch.randn(400, 3), torch.randint(0, 2, (400,))
+CROSS = nn.functional.cross_entropy
+
+
+def run_of(model: nn.Module | None = None, *, users: Any = None, ledger: Any = None, **clipping: Any) -> Any:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)) if model is None else model
+    clip = noisette.PerExampleClip(model, **(clipping or {"max_grad_norm": 1.5}))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    given = {"sampling_rate": 0.1, "expected_batch_size": 40, "steps": 4, "noise_multiplier": 2.0, "delta": 1e-4}
+    return noisette.privatize(
+        clip, torch.optim.SGD(model.parameters(), lr=0.1), RECORDS, users=users, ledger=ledger, **given
+    )
+
+
+def trained(run: Any, steps: int = 4) -> Any:
+    for k, batch in enumerate(run.batches()):
+        for x, y in batch.microbatches(64):
+            run.accumulate(lambda model, x, y: CROSS(model(x), y), x, y)
+        run.optimizer.step()
+        run.optimizer.zero_grad()
+        if k + 1 == steps:
+            break
+    return run
+
+
+def words(run: Any, delta: float = 1e-4) -> str:
+    return " ".join(run.statement(delta=delta).split())
+
+
+def test_the_statement_says_what_holds_and_nothing_that_a_loop_may_break(tmp_path: Path) -> None:
+    with trained(run_of(ledger=tmp_path / "spent.jsonl")) as run:
+        said = words(run)
+        epsilon = run.epsilon(delta=1e-4)
+    stated = float(re.search(r"epsilon = (\d+\.\d\d)", said)[1])  # type: ignore[index]
+    assert epsilon <= stated <= epsilon + 0.01
+    for part in (
+        "add or remove one record. Unit: one record",
+        "Contract: the loss is a function of one example",
+        "independently with probability 0.1.",
+        "a Euclidean norm of at most 1.5, so one record moves the sum of a batch by at most 1.5",
+        "computed by the engine book-keeping (one backward pass)",
+        "standard deviation 2 times 1.5",
+        "divided by 40, a declared constant",
+        "4 planned, 4 reserved in the ledger and covered by epsilon, 4 carried out",
+        f"the file spent.jsonl; the seal of its last line is {run.ledger.head}",
+        "Size of the training set: 400",
+    ):
+        assert part in said, part
+    for claim in ("published none", "seed", "Test", "test", "Unsafe", "None", "this run alone"):
+        assert claim not in said, claim
+
+
+def test_a_statement_within_a_batch_leaves_its_gradients_alone() -> None:
+    sums = []
+    for asks in (False, True):
+        torch.manual_seed(0)
+        run = run_of(noise := nn.Linear(3, 2), max_grad_norm=1.0)  # noqa: F841
+        batch = next(run.batches())
+        for x, y in batch.microbatches(64):
+            run.accumulate(lambda model, x, y: CROSS(model(x), y), x * 0 + 1, y * 0)
+            if asks:
+                run.statement(delta=1e-4)
+        sums.append(float(sum(g.abs().sum() for part in run.bound.pop_sums() for g in part.grads)))
+        run.close()
+    assert min(sums) > 0
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        (noisette.PerLayerClipping(2.0), "in each of 2 layers to a Euclidean norm of at most 1.41421"),
+        (noisette.AutomaticClipping(2.0), "multiplied by 2 / (its Euclidean norm + 0.01)"),
+        (noisette.AdaptiveClip(0.3), "C is a declared value in the first step, follows the median of these norms"),
+        (noisette.AdaptiveClip(0.3, target_quantile=0.9), "follows the 0.9 quantile of these norms"),
+        (
+            noisette.GroupwiseClipping({"0": 3.0, "2": 4.0}),
+            "with standard deviation 2.82843 times the bound of its group; bounds are from 3 to 4",
+        ),
+    ],
+)
+def test_every_clipping_rule_has_its_words(rule: Any, said: str) -> None:
+    with trained(run_of(clipping=rule)) as run:
+        assert said in words(run)
+
+
+def test_a_guarantee_for_users_and_a_large_delta_are_said(tmp_path: Path) -> None:
+    with trained(run_of(users=noisette.Users([k // 2 for k in range(400)], 2))) as run:
+        said = words(run, 0.1)
+    assert "one user, with all records of the training set that have the same id in Users" in said
+    assert "Large delta: it is not below one over the declared size, 2.5e-3" in said
+    assert "The ledger is in memory alone" in said
+
+
+def test_the_report_is_one_page_with_curve_bounds_settings_and_statement(tmp_path: Path) -> None:
+    with trained(run_of(), steps=2) as run:
+        run.report(tmp_path / "report.html", delta=1e-4)
+        run.report(tmp_path / "other.html", delta=1e-6)
+        text = run.statement(delta=1e-4)
+    page = (tmp_path / "report.html").read_text()
+    for part in ('role="img"', "ε against steps", "a coin toss is right 50 %", "Privacy statement", "2 of 4"):
+        assert part in page, part
+    assert "script" not in page
+    assert "http" not in page.replace("http://www.w3.org", "")
+    assert "δ = 1e-6" in (tmp_path / "other.html").read_text()
+    assert "Privacy statement" in text._repr_html_()
+    assert isinstance(text, str)
+    empty = run_of()
+    empty.report(tmp_path / "empty.html", delta=1e-4)
+    empty.close()
+    assert "differentially private" in (tmp_path / "empty.html").read_text()
