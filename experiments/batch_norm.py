@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from experiments.picture import main
 from noisette.nn import PublicBatchNorm, convert_batch_norm
-from noisette.training.report.figures import BLUE, INK, ORANGE, STYLE, standalone, svg
+from noisette.training.report.figures import BLUE, INK, ORANGE, STYLE, svg
 from papers.davody_2020.mixture_batch_norm import MixtureBatchNorm
+from papers.drawing import standalone
 
 PICTURE = Path(__file__).parent.parent / "docs" / "batch-norm" / "one-record.svg"
 BOUND = 1.0

@@ -20,7 +20,8 @@ from experiments.picture import main
 from noisette import LipschitzBound
 from noisette.lipschitz.bound import LayerBound
 from noisette.nn.lipschitz import BoundedInput, GroupSort2, MixerBlock, PatchConv2d, SpectralLinear, TauCrossEntropy
-from noisette.training.report.figures import BLUE, FAINT, INK, ORANGE, STYLE, standalone, svg
+from noisette.training.report.figures import BLUE, FAINT, INK, ORANGE, STYLE, svg
+from papers.drawing import standalone
 
 PICTURE = Path(__file__).parent.parent / "docs" / "clipless" / "bounds.svg"
 TAU = 8.0

@@ -20,8 +20,8 @@ from matplotlib.figure import Figure
 from noisette.accounting import BandedGaussian
 from noisette.accounting.calibrate import least_noise
 from noisette.noise.banded import banded_coefficients, mean_squared_error
-from noisette.training.report.figures import BLUE, GREEN, INK, ORANGE, STYLE, standalone, svg
-from papers.drawing import end_label, log_scale, spread
+from noisette.training.report.figures import BLUE, GREEN, INK, ORANGE, STYLE, svg
+from papers.drawing import end_label, log_scale, spread, standalone
 
 FIGURE = Path(__file__).parents[1] / "docs" / "correlated-noise" / "error.svg"
 DELTA = 1e-5

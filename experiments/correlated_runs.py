@@ -23,8 +23,8 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from noisette.training.recipe import Recipe
-from noisette.training.report.figures import BLUE, ORANGE, STYLE, standalone, svg
-from papers.drawing import end_label, log_scale, spread
+from noisette.training.report.figures import BLUE, ORANGE, STYLE, svg
+from papers.drawing import end_label, log_scale, spread, standalone
 from papers.recipe_run import carry_out
 from papers.run_file import append, made_with
 

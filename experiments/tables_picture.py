@@ -10,7 +10,8 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from noisette.training.report.figures import BLUE, GREEN, INK, ORANGE, STYLE, standalone, svg
+from noisette.training.report.figures import BLUE, GREEN, INK, ORANGE, STYLE, svg
+from papers.drawing import standalone
 
 TITLES = {
     "adult": "Adult, 32,561 rows",

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from noisette.accounting import atomic_files
-from noisette.training.report.figures import standalone, templates
+from noisette.training.report.figures import templates
+from papers.drawing import standalone
 from papers.run_file import RUNS
 from papers.section import Section, markdown
 

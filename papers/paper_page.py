@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from noisette.training.report.figures import standalone
+from papers.drawing import standalone
 from papers.paper import Paper
 from papers.run_file import RUNS
 

@@ -14,7 +14,8 @@ from benchmarks.steps.figures import figure
 from benchmarks.steps.methods import PLAIN
 from benchmarks.steps.report import Report, cell_label, method_label
 from noisette.accounting import atomic_files
-from noisette.training.report.figures import standalone, templates
+from noisette.training.report.figures import templates
+from papers.drawing import standalone
 
 PAGE = "bench.html"
 _PAGES = templates("benchmarks.steps")

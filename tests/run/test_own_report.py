@@ -21,9 +21,7 @@ def run_of(model: nn.Module | None = None, *, users: Any = None, ledger: Any = N
     clip = noisette.PerExampleClip(model, **(clipping or {"max_grad_norm": 1.5}))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     given = {"sampling_rate": 0.1, "expected_batch_size": 40, "steps": 4, "noise_multiplier": 2.0, "delta": 1e-4}
-    return noisette.privatize(
-        clip, torch.optim.SGD(model.parameters(), lr=0.1), RECORDS, users=users, ledger=ledger, **given
-    )
+    return noisette.privatize(clip, optimizer, RECORDS, users=users, ledger=ledger, **given)
 
 
 def trained(run: Any, steps: int = 4) -> Any:

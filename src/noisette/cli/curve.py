@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import Annotated, cast
 
 import typer
 
 from noisette.accounting import atomic_files
 from noisette.cli import options
 from noisette.cli.options import flag, option, plain_errors
-from noisette.cli.train import Run, report, settled, train
+from noisette.cli.train import report, settled, train
 from noisette.training.recipe import check_plain
 
-if TYPE_CHECKING:
-    from noisette.training.report.facts import Facts
-
 _BUDGETS = "0.5,1,3,8"
-_NOT_OF_A_CURVE = {"resume": "--resume", "without_privacy": "--without-privacy"}
 
 
 @plain_errors()
@@ -46,36 +43,34 @@ def curve(
     trains.command()(train)
     given = typer.main.get_command(trains).make_context(str(context.info_name), list(context.args))
     of_train = cast(typer.Context, given)
-    if idle := [name for field, name in _NOT_OF_A_CURVE.items() if of_train.params[field]]:
-        raise ValueError(f"a curve begins its runs, of which one is without privacy; leave out {' and '.join(idle)}")
+    if of_train.params["resume"] or of_train.params["without_privacy"]:
+        raise ValueError("a curve begins its runs, one of them without privacy; leave out --resume, --without-privacy")
     run = settled(of_train)
     place = out or run.out.with_name(f"{run.out.name}-curve")
     if place.exists():
         raise ValueError(f"{place} exists; choose another --out, or move it away: its runs may be about the same data")
     recipes = [run.recipe.changed({"privacy": {"epsilon": each}}, "--epsilon") for each in budgets]
-    out_of = [place / f"epsilon-{each:g}" for each in budgets]
     loaded = replace(run, recipe=recipes[-1], out=place).checked().loaded  # a warning is of the largest budget
     assert loaded is not None
-    runs = [replace(run, recipe=of, out=out, loaded=loaded) for of, out in zip(recipes, out_of, strict=True)]
-    baseline = None if no_baseline else replace(run.without_privacy(), out=place / "without-privacy", loaded=loaded)
-    if baseline is not None:
-        check_plain(baseline.recipe)
+    runs = [replace(run, recipe=of, out=place / f"epsilon-{of.privacy.epsilon:g}", loaded=loaded) for of in recipes]
+    plain = replace(run.without_privacy(), out=place / "without-privacy", loaded=loaded)
+    baseline = [] if no_baseline else [plain]
+    if baseline:
+        check_plain(plain.recipe)
     if loaded[0].test is None:
         raise ValueError("there are no test examples, so there is no curve; give --test FILE or --holdout F")
 
     def work() -> None:
-        from noisette.training.report.curve import Curve
+        from noisette.training.report.page import documents_of_curve
 
-        plain = baseline and _trained(baseline)  # first: where it fails, nothing has been spent
-        done = Curve([_trained(each) for each in runs], plain)
-        for name, content in done.documents().items():
+        done = [each.begin() for each in (*baseline, *runs)]  # the baseline first: where it fails, nothing is spent
+        facts = [each[0] for each in done if each is not None]
+        files = documents_of_curve(facts[len(baseline) :], facts[0] if baseline else None)
+        for name, content in files.items():
             atomic_files.write(place / name, content)
-        typer.echo(done.as_json() if as_json else f"{done.as_text()}\ncurve: {place / 'curve.html'}")
+        told = json.loads(files["curve.json"])
+        rows = [f"{name}: {figures}" for name, figures in told["table"].items()]
+        shown = "\n".join([*rows, *told["words"], f"curve: {place / 'curve.html'}"])
+        typer.echo(files["curve.json"].decode().rstrip() if as_json else shown)
 
     report(work, as_json)
-
-
-def _trained(run: Run) -> Facts:
-    done = run.begin()
-    assert done is not None, "there is one process"
-    return done[0]

@@ -7,7 +7,8 @@ from dataclasses import replace
 from xml.etree import ElementTree as Xml
 
 from noisette.training.report.facts import Facts
-from noisette.training.report.figures import BLUE, FIGURE_CSS, INK, PAPER, Panel, as_svg, course_of_run, standalone
+from noisette.training.report.figures import BLUE, FIGURE_CSS, INK, PAPER, Panel, as_svg, course_of_run
+from papers.drawing import standalone
 
 SVG = "{http://www.w3.org/2000/svg}"
 ADDRESSES = {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}

@@ -88,14 +88,6 @@ def svg(figure: Figure, *, title: str, description: str = "") -> str:
     return f"{start}>\n<title>{html.escape(title)}</title>\n<desc>{html.escape(description)}</desc>{rest}"
 
 
-def standalone(element: str) -> str:
-    """The figure as a file with a background, in dark colours for readers who prefer a dark colour scheme."""
-    start, rest = element.split("</desc>", 1)
-    dark = "@media (prefers-color-scheme: dark) { .paper { fill: #16181c } }"
-    paper = f'<rect class="paper" width="100%" height="100%" fill="{PAPER}"/>'
-    return f"{start}</desc>\n<style>{FIGURE_CSS} {dark}</style>\n{paper}{rest}"
-
-
 @dataclass(frozen=True)
 class Panel:
     """A line on one pair of axes, which have these names."""

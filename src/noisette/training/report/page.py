@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
 import noisette
+from noisette.accounting import Event
+from noisette.accounting.budget import NOISE_TAIL
 from noisette.accounting.filters import RenyiOdometer
 from noisette.accounting.interface import TradeOff
 from noisette.accounting.registry import ACCOUNTANTS
@@ -32,6 +36,15 @@ if TYPE_CHECKING:
     from noisette.run.private import PrivateRun
 
 _POINTS = 20
+_PUBLIC_TESTS = "The test examples are taken to be public, so choosing among the runs by them costs no more than this."
+_HELD_OUT_TESTS = (
+    "The test figures are of records held out, exact and without a guarantee: choosing among the runs by them, or "
+    "publishing them, is not covered."
+)
+_OF_BASELINE = (
+    "NOT PRIVATE is the dashed line: figures of the same run without privacy may tell everything about the records. Do "
+    "not publish this page unless they are public; --no-baseline leaves the line out."
+)
 _UNENCODABLE = "backslashreplace"  # the name of a file need not be UTF-8
 _PAGES = templates("noisette.training.report")
 _LOADING = """\
@@ -81,6 +94,60 @@ def page(facts: Facts) -> str:
     )
 
 
+def documents_of_curve(runs: Sequence[Facts], baseline: Facts | None) -> dict[str, bytes]:
+    """The page, figures and numbers of private runs that differ in their budget alone, beside one without privacy."""
+    first, privacy, released = runs[0], runs[0].recipe.privacy, Counter[Event]()
+    for run in runs:
+        released.update(run.events)
+    together = ACCOUNTANTS[privacy.accountant].compose(released).epsilon(delta=privacy.delta - NOISE_TAIL)
+    mark, measured, panels = "NOT PRIVATE: " if baseline else "", [_measured(run) for run in runs], []
+    plain = _measured(baseline) if baseline else {}
+    for what in measured[0]:
+        found = [
+            (run.epsilon, value) for run, of in zip(runs, measured, strict=True) if (value := of[what]) is not None
+        ]
+        level = ("without privacy", value) if (value := plain.get(what)) is not None else None
+        if found:
+            title = f"{mark}Test {what} against ε"
+            panels.append(Panel(title, "ε", f"test {what}", "private", found, level=level, by_factors=True))
+    rows = [
+        (f"epsilon {upward(run.epsilon)}", ", ".join(f"{what} {value:.4g}" for what, value in of.items() if value))
+        for run, of in zip((*runs, baseline), (*measured, plain), strict=True)
+        if run is not None
+    ]
+    words = [
+        f"The {len(runs)} private runs together cost epsilon {upward(together)} at delta {power_of_ten(privacy.delta)} "
+        f"({privacy.accountant}; {first.neighbouring}): they are releases about one data set, fixed before the "
+        "first. The epsilon of one run holds where nothing of the others is published or used to choose.",
+        _HELD_OUT_TESTS if first.recipe.data.holdout else _PUBLIC_TESTS,
+        *([_OF_BASELINE] if baseline else []),
+    ]
+    told = {"private": baseline is None, "delta": privacy.delta, "epsilon_of_all": together, "words": words}
+    told["runs"] = [{"epsilon": run.epsilon} | of for run, of in zip(runs, measured, strict=True)]
+    told |= {"baseline": plain or None, "table": dict(rows)}
+    figures = [as_svg(panel) for panel in panels]
+    page = _PAGES.get_template("brief.html").render(
+        title=f"{mark}What privacy costs",
+        above=f"{first.model_name} on {first.data}",
+        lead=words,
+        figures=[(Markup(figure), f"The points are the {len(runs)} private runs.") for figure in figures],
+        tables={"Test figures": rows},
+        sections=(),
+        version=first.version,
+    )
+    files = dict(zip(("curve.svg", "curve-log-loss.svg"), figures, strict=False))
+    files |= {"curve.html": page, "curve.json": json.dumps(told, indent=2) + "\n"}
+    return {name: text.encode(errors=_UNENCODABLE) for name, text in files.items()}
+
+
+def _measured(facts: Facts) -> dict[str, float | None]:
+    """The test figures by which runs are compared."""
+    test = facts.test
+    if isinstance(test, NumberFigures):
+        return {"RMSE": test.rmse}
+    return {} if test is None else {"accuracy": test.accuracy, "log loss": test.log_loss}
+
+
 def own_page(run: PrivateRun, delta: float) -> str:
     """The report of a run in a loop of one's own, at this delta, as HTML without scripts."""
     facts = facts_of_run(run, delta)
@@ -107,7 +174,7 @@ def own_page(run: PrivateRun, delta: float) -> str:
     return _PAGES.get_template("brief.html").render(
         title=f"Differential privacy at ε = {upward(facts.epsilon)}, δ = {power_of_ten(delta)}",
         above=f"a run on {facts.data}",
-        lead=[("lead", _sentence(TradeOff(accountant.compose(facts.events)), facts.unit))],
+        lead=[_sentence(TradeOff(accountant.compose(facts.events)), facts.unit)],
         figures=[(Markup(as_svg(panel)), caption)] if costs else [],
         tables={"Settings": settings.items()},
         sections=own_sections(facts).items(),

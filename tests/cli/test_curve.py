@@ -1,0 +1,43 @@
+"""``noisette curve``: runs at several budgets, and what all of them cost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from command_line import noisette, tree
+from noisette import Ledger, PldAccountant
+
+QUICK = ("--data", "digits", "--model", "linear", "--epochs", 2)
+
+
+def test_a_run_at_each_budget_beside_a_baseline_and_their_joint_cost(tmp_path: Path) -> None:
+    shown = noisette("curve", *QUICK, "--epsilon", "3,1")
+    assert shown.exit_code == 0, shown.output
+    place = tmp_path / "runs" / "digits-curve"
+    assert {path.name for path in place.iterdir()} == {
+        *("curve.html", "curve.json", "curve.svg", "curve-log-loss.svg"),
+        *("epsilon-1", "epsilon-3", "without-privacy"),
+    }
+    told = json.loads((place / "curve.json").read_text())
+    assert not told["private"]
+    assert [run["epsilon"] <= budget for run, budget in zip(told["runs"], (1, 3), strict=True)] == [True, True]
+    assert told["baseline"]["accuracy"] > 0.5
+    released = [Ledger.read(place / name / "ledger.jsonl").events for name in ("epsilon-1", "epsilon-3")]
+    joint = PldAccountant().compose(released[0] | released[1]).epsilon(delta=1e-4)
+    assert abs(told["epsilon_of_all"] - joint) < 1e-6
+    assert "together cost epsilon" in shown.output
+    assert "NOT PRIVATE" in shown.output
+    again = noisette("curve", *QUICK)
+    assert (again.exit_code, "choose another --out" in again.output) == (2, True)
+
+
+def test_without_a_baseline_a_recipe_is_followed_and_nothing_is_called_not_private(tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text('[model]\nname = "linear"\n[privacy]\ndelta = 1e-4\n[training]\nepochs = 1')
+    given = ("--epsilon", "2", "--no-baseline", "--out", "there", "--json")
+    shown = noisette("curve", "own.toml", *given)
+    assert shown.exit_code == 0, shown.output
+    told = json.loads(shown.stdout)
+    assert (told["private"], told["baseline"]) == (True, None)
+    assert "NOT PRIVATE" not in (tmp_path / "there" / "curve.html").read_text()
+    assert "epsilon-2/run.json" in tree(tmp_path / "there")
