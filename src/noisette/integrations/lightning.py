@@ -281,6 +281,8 @@ _STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy")
 _MEMORY = "memory is bounded by microbatches"
 _FINDERS = {
     "LearningRateFinder": "it trains on the records without a price; choose the rate on public records",
+    "BaseFinetuning": "what is clipped is fixed when fit begins. Freeze the backbone for one fit, unfreeze it for a "
+    "second one, of another make_private with the same ledger and a larger epsilon",
     **dict.fromkeys(("BatchSizeFinder", "GradientAccumulationScheduler"), f"the batch size is declared; {_MEMORY}"),
 }
 _OWN_HOOKS = {
@@ -430,7 +432,15 @@ class LightningRun:
         """Start the run, or go on with that of the checkpoint, by the module's own ``training_step`` and ``hooks``."""
         if self._refused:
             raise ValueError("\n".join(self._refused))
-        trainer, (optimizer,) = module.trainer, module.trainer.optimizers
+        trainer = module.trainer
+        if len(trainer.optimizers) != 1:
+            raise ValueError(
+                f"{len(trainer.optimizers)} optimizers, where a private fit has one: for a GAN return that of the "
+                "discriminator, and keep the generator out of the module, as [generator]. training_step makes fakes by "
+                "a copy with requires_grad_(False); on_train_batch_end trains it by self(generator(noise)), calls "
+                "self.zero_grad(), and loads the copy"
+            )
+        [optimizer] = trainer.optimizers
         folder = Path(trainer.strategy.broadcast(trainer.log_dir or trainer.default_root_dir))
         if self._processes > 1:
             module.load_state_dict(trainer.strategy.broadcast(module.state_dict()))
