@@ -170,6 +170,13 @@ class PrivateModule(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._boundary.call(*args, **kwargs)
 
+    def __getattr__(self, name: str) -> Any:
+        """Attributes of the model; calls of its parts are not behind the boundary, and so refused at the step."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("_module"), name)
+
     def __deepcopy__(self, memo: dict[int, object]) -> nn.Module:
         """A copy of the model itself, as for an average of its weights."""
         return copy.deepcopy(self._module, memo)
