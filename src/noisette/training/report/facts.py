@@ -389,7 +389,7 @@ def facts_of(outcome: Outcome) -> Facts:
 
     recipe, run, data = outcome.recipe, outcome.run, outcome.data
     if isinstance(run, PrivateRun):
-        told = replace(facts_of_run(run, recipe.privacy.delta), epsilon=outcome.epsilon)
+        told = facts_of_run(run, recipe.privacy.delta)
     else:
         told = RunFacts(
             data=data.name,
@@ -453,10 +453,9 @@ def facts_of_run(run: PrivateRun, delta: float) -> OwnFacts:
         kind = type(bound.engine)
         named = [f"{name} ({each.description})" for name, each in ENGINES.items() if each.resolve() is kind]
         engine = named[0] if named else kind.__name__
-    size = round(run.terms.expected_batch_size / run.sampling_rate)
     return OwnFacts(
         data=run.ledger.dataset,
-        declared_size=size,
+        declared_size=round(run.terms.expected_batch_size / run.sampling_rate),
         parameters=sum(p.numel() for p in bound.parameters.values()),
         sampling_rate=run.sampling_rate,
         steps_planned=run.steps,
@@ -500,10 +499,9 @@ def rule_in_words(rule: ClippingRule) -> RuleEntry:
     """What the statement says of a clipping rule, also of one that is not built in."""
     for entry in CLIPPING_RULES.values():
         if entry.resolve() is type(rule):
-            quantile = f"the {getattr(rule, 'target_quantile', 0.5):g} quantile".replace(
-                "the 0.5 quantile", "the median"
-            )
-            return replace(entry, statement=entry.statement.replace("the median", quantile))
+            of = getattr(rule, "target_quantile", 0.5)
+            median = "the median" if of == 0.5 else f"the {of:g} quantile"
+            return replace(entry, statement=entry.statement.replace("the median", median))
     return RuleEntry(
         lambda: type(rule),
         "a rule of one's own",

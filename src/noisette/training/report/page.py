@@ -159,7 +159,7 @@ def own_page(run: PrivateRun, delta: float) -> str:
     panel = Panel("ε against steps", "training step", "ε spent", upward(facts.epsilon), costs, lowest=0)
     settings = {
         "data": facts.data,
-        "declared size": f"{facts.declared_size:,}",
+        "declared size": f"{terms.public_users:,} users" if terms.public_users else f"{facts.declared_size:,}",
         "trained parameters": f"{facts.parameters:,}",
         "expected batch size": f"{terms.batch_size:g}",
         "steps": f"{facts.steps_taken:,} of {facts.steps_planned:,}",
