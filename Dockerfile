@@ -7,7 +7,7 @@
 ARG PYTHON=3.13
 FROM python:${PYTHON}-slim
 ARG TORCH_INDEX=""
-ARG EXTRAS="tables"
+ARG EXTRAS="cli,tables"
 
 # The compiler is for steps that torch compiles.
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*

@@ -62,10 +62,11 @@ def test_commands_of_the_container_are_of_its_shell(tmp_path: Path) -> None:
         assert re.fullmatch(rf"install --no-cache-dir {expected}torch==[\d.]+\n", shown.stdout.decode())
 
 
-def test_the_recipe_of_conda_needs_what_the_project_needs() -> None:
+def test_the_recipe_of_conda_needs_what_the_command_line_needs() -> None:
     recipe = parsed("packaging/conda/recipe.yaml")
     assert recipe["context"]["version"] == noisette.__version__
-    needed = [re.fullmatch(r"([\w-]+)(.*)", of) for of in PROJECT["dependencies"]]
+    both = PROJECT["dependencies"] + PROJECT["optional-dependencies"]["cli"]
+    needed = [re.fullmatch(r"([\w-]+)(.*)", of) for of in both]
     expected = {f"{IN_CONDA.get(of[1], of[1])} {of[2]}" for of in needed if of}
     python = {of for of in recipe["requirements"]["run"] if of.startswith("python ")}
     assert set(recipe["requirements"]["run"]) - python == expected
@@ -86,7 +87,9 @@ def test_a_release_is_tried_by_the_first_command_of_the_readme_before_it_is_publ
     ]
     first = re.search(r"^(noisette train .*?)\s+#", (ROOT / "README.md").read_text(), re.MULTILINE)
     assert first
-    assert first[1] in [step.get("run") for step in jobs["try"]["steps"]]
+    commands = [step["run"] for step in jobs["try"]["steps"] if "run" in step]
+    assert commands[-1] == first[1]
+    assert re.search(r"\[(\w+)\]", commands[0])[1] in PROJECT["optional-dependencies"]  # pyright: ignore[reportOptionalSubscript]
     assert not any("checkout" in step.get("uses", "") for step in jobs["try"]["steps"]), "the files alone are tried"
     assert jobs["try"]["strategy"]["matrix"]["python"] == python_versions()
     assert jobs["publish"]["permissions"] == {"id-token": "write"}
