@@ -36,7 +36,7 @@ def predicts_survival(names: dict[str, Any]) -> bool:
 
 
 def orders_pairs(names: dict[str, Any]) -> bool:
-    return float((names["reward"](names["better"]) > names["reward"](names["worse"])).float().mean()) > 0.85
+    return float((names["reward"](names["better"]) > names["reward"](names["worse"])).float().mean()) > 0.8
 
 
 def finds_answers(names: dict[str, Any]) -> bool:
