@@ -19,7 +19,7 @@ def generates(names: dict[str, Any]) -> bool:
 
 def classifies_graphs(names: dict[str, Any]) -> bool:
     found = names["graphs"](names["adjacency"], names["nodes"]).argmax(1)
-    return float((found == names["sparse"]).float().mean()) > 0.75
+    return float((found == names["dense"]).float().mean()) > 0.75
 
 
 def predicts_survival(names: dict[str, Any]) -> bool:
