@@ -17,9 +17,9 @@ COPY pyproject.toml README.md LICENSE /build/
 COPY src /build/src
 RUN pip install --no-cache-dir "/build[${EXTRAS}]" && rm -r /build
 
-RUN useradd --uid 1000 --create-home noisette && mkdir /work && chown noisette /work
+RUN useradd --uid 1000 --create-home noisette && mkdir /job && chown noisette /job
 USER noisette
-WORKDIR /work
+WORKDIR /job
 ENV NOISETTE_DATA=/data
 ENTRYPOINT ["noisette"]
 CMD ["--help"]
