@@ -1,6 +1,6 @@
 """A private run by Ray Train, which makes the process group before it calls the function.
 
-    python examples/jobs/ray_train.py
+python examples/jobs/ray_train.py
 """
 
 from __future__ import annotations
