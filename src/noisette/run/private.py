@@ -304,7 +304,7 @@ class PrivateRun(DpSgd):
         return self._spending.epsilon(delta=delta)
 
     def statement(self, *, delta: float) -> str:
-        """The privacy statement of the run so far, as ``noisette train`` writes it; a notebook shows it with headings.
+        """The privacy statement of the run so far, as ``noisette train`` writes it; a notebook shows it too.
 
         It leaves out what a loop of one's own may break: nothing is said of seeds, of test figures, of what was printed
         or by what the settings were chosen. Needs ``pip install 'noisette[cli]'``, as does :meth:`report`.
@@ -313,9 +313,10 @@ class PrivateRun(DpSgd):
             TypeError: the bound is neither a ``PerExampleClip`` nor a ``LipschitzBound``.
         """
         from noisette.training.report.facts import facts_of_run
-        from noisette.training.report.statement import own_statement
+        from noisette.training.report.statement import Statement, as_text, own_sections
 
-        return own_statement(facts_of_run(self, delta))
+        facts = facts_of_run(self, delta)
+        return Statement(as_text(own_sections(facts), title=f"Privacy statement of a run on {facts.data}"))
 
     def report(self, path: Path | str, *, delta: float) -> None:
         """Write one HTML page: settings, epsilon against steps, bounds on attacks, and the :meth:`statement`."""

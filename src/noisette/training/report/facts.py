@@ -390,17 +390,10 @@ def facts_of(outcome: Outcome) -> Facts:
     recipe, run, data = outcome.recipe, outcome.run, outcome.data
     if isinstance(run, PrivateRun):
         told = facts_of_run(run, recipe.privacy.delta)
+        common = {own.name: getattr(told, own.name) for own in fields(RunFacts)}
     else:
-        told = RunFacts(
-            data=data.name,
-            declared_size=data.declared_size,
-            parameters=outcome.parameters,
-            sampling_rate=run.sampling_rate,
-            steps_planned=run.steps,
-            steps_taken=run.steps_spent,
-            points=(),
-        )
-    common = {own.name: getattr(told, own.name) for own in fields(RunFacts)}
+        common = {"parameters": outcome.parameters, "sampling_rate": run.sampling_rate}
+        common |= {"steps_planned": run.steps, "steps_taken": run.steps_spent}
     return Facts(
         **common | {"data": data.name, "declared_size": data.declared_size, "points": tuple(outcome.points)},
         version=noisette.__version__,
@@ -431,7 +424,7 @@ def facts_of_run(run: PrivateRun, delta: float) -> OwnFacts:
     from noisette.lipschitz.bound import LipschitzBound, score_clipping
     from noisette.run.per_example import PerExampleClip
 
-    bound, event, users = run.bound, run.event, run.users
+    bound, event, users, terms = run.bound, run.event, run.users, run.terms
     layers, max_grad_norm, bounds, moved = None, None, (), {}
     loss, logit_clip, rule, first, engine = "", 0.0, CLIPPING_RULES["flat"], "", ""
     if isinstance(bound, LipschitzBound):
@@ -440,10 +433,9 @@ def facts_of_run(run: PrivateRun, delta: float) -> OwnFacts:
         deviations = {name: noise * sensitivities[name] / math.sqrt(share) for name, share in shares.items()}
         layers, loss = LayerBounds(sensitivities, deviations), f"noisette's {type(bound.loss).__name__}"
         logit_clip = 0.0 if bound.logit_clipping is None else score_clipping(bound.logit_clipping).bound
-    elif not isinstance(bound, PerExampleClip):
-        kinds = "PerExampleClip and LipschitzBound"
-        raise TypeError(f"the statement has words for {kinds} alone, got {type(bound).__name__}; write your own")
     else:
+        if not isinstance(bound, PerExampleClip):
+            raise TypeError(f"only PerExampleClip and LipschitzBound have words, {type(bound).__name__} needs its own")
         groups = bound.clipping.groups(list(bound.parameters))
         bounds, counts = tuple(group.bound for group in groups), [group.count for group in groups if group.count]
         moved = {"gradient": math.hypot(*bounds)}
@@ -454,8 +446,8 @@ def facts_of_run(run: PrivateRun, delta: float) -> OwnFacts:
         named = [f"{name} ({each.description})" for name, each in ENGINES.items() if each.resolve() is kind]
         engine = named[0] if named else kind.__name__
     return OwnFacts(
-        data=run.ledger.dataset,
-        declared_size=round(run.terms.expected_batch_size / run.sampling_rate),
+        data="the data set" if run.ledger.dataset == "unnamed" else run.ledger.dataset,
+        declared_size=round(terms.expected_batch_size / run.sampling_rate),
         parameters=sum(p.numel() for p in bound.parameters.values()),
         sampling_rate=run.sampling_rate,
         steps_planned=run.steps,
@@ -472,7 +464,7 @@ def facts_of_run(run: PrivateRun, delta: float) -> OwnFacts:
         groups=max(1, len(bounds)),
         parts=tuple(ReleasedPart(name, moved[name], share) for name, share in event.parts),
         lipschitz=layers,
-        steps=run.terms.spent(run.ledger),
+        steps=terms.spent(run.ledger),
         steps_lost=run.steps_lost,
         ledger_head=run.ledger.head,
         declarations=len(run.ledger.declarations),
@@ -481,7 +473,7 @@ def facts_of_run(run: PrivateRun, delta: float) -> OwnFacts:
         terms=Terms(
             delta,
             getattr(run.accountant, "description", run.accountant.name),
-            run.terms.expected_batch_size,
+            terms.expected_batch_size,
             rule,
             engine,
             first,

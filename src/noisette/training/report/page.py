@@ -28,7 +28,15 @@ from noisette.training.report.facts import (
 )
 from noisette.training.report.facts import upward_percent as most
 from noisette.training.report.figures import Panel, as_svg, course_of_run, templates
-from noisette.training.report.statement import advice, as_text, own_sections, set_of_tests, settings, statement
+from noisette.training.report.statement import (
+    advice,
+    as_text,
+    own_sections,
+    privacy_rows,
+    set_of_tests,
+    settings,
+    statement,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -163,12 +171,7 @@ def own_page(run: PrivateRun, delta: float) -> str:
         "trained parameters": f"{facts.parameters:,}",
         "expected batch size": f"{terms.batch_size:g}",
         "steps": f"{facts.steps_taken:,} of {facts.steps_planned:,}",
-        "epsilon": upward(facts.epsilon),
-        "delta": power_of_ten(delta),
-        "neighbours": facts.neighbouring,
-        "accountant": f"{facts.accountant.name.upper()}, {facts.accountant_version}",
-        "sampling": f"{facts.sampling}, rate {facts.sampling_rate:.4g}",
-        "noise multiplier": f"{facts.noise_multiplier:.4g}",
+        **privacy_rows(facts, facts.accountant.name),
         "clipping norm": "none: layers bound the gradient" if facts.lipschitz else f"{facts.max_grad_norm:g}",
     }
     return _PAGES.get_template("brief.html").render(

@@ -51,19 +51,25 @@ def settings(facts: Facts) -> dict[str, Rows]:
         "Model": recipe["model"] | recipe["public"] | recipe["augmentation"] | {"model": facts.model_name},
     }
     if facts.private:
-        cost = {
-            "epsilon": f"{upward(facts.epsilon)} (budget {facts.recipe.privacy.epsilon:g})",
-            "delta": power_of_ten(facts.recipe.privacy.delta),
-            "neighbours": facts.neighbouring,
-            "accountant": f"{facts.recipe.privacy.accountant.upper()}, {facts.accountant_version}",
-            "sampling": f"{facts.sampling}, rate {facts.sampling_rate:.4g}",
-            "noise multiplier": f"{facts.noise_multiplier:.4g}",
-        }
+        cost = privacy_rows(facts, facts.recipe.privacy.accountant)
+        cost["epsilon"] += f" (budget {facts.recipe.privacy.epsilon:g})"
         groups["Privacy"] = recipe["privacy"] | recipe["lipschitz"] | cost
         groups["Projection"] = recipe["projection"]
     groups["Training"] = recipe["training"] | {"steps": facts.progress, "time": spent}
     groups["Search"] = dict(rows_of_search(facts.search)) if facts.search else {}
     return {group: list(rows.items()) for group, rows in groups.items() if rows}
+
+
+def privacy_rows(facts: AnyRun, accountant: str) -> dict[str, str]:
+    """What follows from the settings of privacy, for a table."""
+    return {
+        "epsilon": upward(facts.epsilon),
+        "delta": power_of_ten(facts.terms.delta),
+        "neighbours": facts.neighbouring,
+        "accountant": f"{accountant.upper()}, {facts.accountant_version}",
+        "sampling": f"{facts.sampling}, rate {facts.sampling_rate:.4g}",
+        "noise multiplier": f"{facts.noise_multiplier:.4g}",
+    }
 
 
 def _label(table: str, field: str) -> str:
@@ -91,7 +97,7 @@ def statement(facts: Facts) -> dict[str, tuple[str, ...]]:
 
 
 class Statement(str):
-    """The statement of a run as text; a notebook shows it with headings."""
+    """The statement of a run as text, which a notebook shows with its lines."""
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(self)}</pre>"
@@ -108,11 +114,6 @@ def own_sections(facts: OwnFacts) -> dict[str, tuple[str, ...]]:
             "Not covered": _not_covered(facts, "", " time"),
         }
     )
-
-
-def own_statement(facts: OwnFacts) -> Statement:
-    """The same as a text."""
-    return Statement(as_text(own_sections(facts), title=f"Privacy statement of a run on {facts.data}"))
 
 
 def _in_lines(sections: Mapping[str, Iterable[str]]) -> dict[str, tuple[str, ...]]:
@@ -357,11 +358,11 @@ def _training(facts: AnyRun) -> Iterator[str]:
         ended early: what was lost has no part in the saved weights, and epsilon covers it, carried out or not."""
     if isinstance(facts, Facts) and facts.search:
         in_search = " The ledger holds them, with those of the other runs, as one search."
-    file = facts.terms.ledger
-    ledger = f"is the file {file}" if file else "is in memory alone, and is gone when the process ends"
+    ledger = f"The ledger is the file {facts.terms.ledger}; the seal of its last line is {facts.ledger_head}."
+    if facts.terms.ledger is None:
+        ledger = "The ledger is in memory alone, and is gone when the process ends."
     yield f"""Steps: {facts.steps_planned} planned, {facts.steps} reserved in the ledger and covered by epsilon,
-    {facts.steps_taken} carried out.{resumed}{in_search} The ledger {ledger}; the seal of its last line is
-    {facts.ledger_head}."""
+    {facts.steps_taken} carried out.{resumed}{in_search} {ledger}"""
 
 
 def _search(search: SearchFacts) -> Iterator[str]:
