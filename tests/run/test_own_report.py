@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import noisette
+from noisette.nn import lipschitz
 
 RECORDS = torch.randn(400, 3), torch.randint(0, 2, (400,))
 CROSS = nn.functional.cross_entropy
@@ -120,3 +121,24 @@ def test_the_report_is_one_page_with_curve_bounds_settings_and_statement(tmp_pat
     empty.report(tmp_path / "empty.html", delta=1e-4)
     empty.close()
     assert "differentially private" in (tmp_path / "empty.html").read_text()
+
+
+def test_a_network_whose_layers_bound_the_gradient_has_its_words() -> None:
+    model = nn.Sequential(
+        lipschitz.BoundedInput(1.0),
+        lipschitz.SpectralLinear(3, 4),
+        lipschitz.GroupSort2(),
+        lipschitz.SpectralLinear(4, 2),
+    )
+    criterion = lipschitz.TauCrossEntropy(8.0)
+    bound = noisette.LipschitzBound(model, loss=criterion, input_shape=(3,), logit_clipping=noisette.FlatClipping(0.5))
+    given = {"sampling_rate": 0.1, "expected_batch_size": 40, "steps": 2, "noise_multiplier": 2.0, "delta": 1e-4}
+    with noisette.privatize(bound, torch.optim.SGD(model.parameters(), lr=0.1), RECORDS, **given) as run:
+        said = words(run)
+    for part in (
+        "so has the loss, which is noisette's TauCrossEntropy.",
+        "scaled to a norm of at most 0.5",
+        "for each parameter, by a Euclidean norm of at most: 1.weight",
+        "Noise: Gaussian, on every element of every step's sum, with a standard deviation for each parameter: 1.weight",
+    ):
+        assert part in said, part
