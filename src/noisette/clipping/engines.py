@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -18,12 +20,13 @@ from noisette.core.backward import per_example_gradients, search, user_hooks_dis
 from noisette.core.clip import BookKeeping as BookKeeping
 from noisette.core.clip import ClippedSum, Clipping, Engine, Weights, clip_and_sum, group_norms, may_wait, together
 from noisette.core.forms import Dense, ExampleGradients, Operation, with_norms
-from noisette.core.loss import CallAgainError, Loss, Microbatch, ModelBuffers, OutsideTensors
+from noisette.core.loss import CallAgainError, Loss, Microbatch, ModelBuffers, OutsideTensors, versions_of
 from noisette.core.trace import (
     CALL,
     OF_A_CONSTANT,
     ForwardPass,
     LossCall,
+    MakeBlocks,
     Recording,
     kept_from_another_call,
     one_value,
@@ -31,8 +34,17 @@ from noisette.core.trace import (
     recorded,
     tensors_among,
 )
-from noisette.core.trees import leaves, with_leaves
-from noisette.core.vmap import DRAWN, DRAWS, QUESTIONS, Draws, NotVectorizedError, as_if_compiled
+from noisette.core.trees import leaves, map_leaves, tensors, with_leaves
+from noisette.core.vmap import (
+    DRAWN,
+    DRAWS,
+    QUESTIONS,
+    Draws,
+    NotVectorizedError,
+    as_if_compiled,
+    is_wrapped,
+    shared_numbers_refused,
+)
 from noisette.errors import PrivacyError
 
 # One example after the other, for a loss that ``torch.func.vmap`` cannot vectorise: code may branch on its values
@@ -45,8 +57,8 @@ class OneByOneWarning(UserWarning):
 def says_one_by_one(cause: str) -> str:
     """The warning, given why the loss cannot be vectorised."""
     return (
-        f"{cause} Each example is therefore computed in a call of its own: the sum is the same, and takes as long as "
-        "so many microbatches of one example."
+        f"{cause} Each example is therefore computed in a call of its own, from the outputs of the model on where that "
+        "can be vectorised: the sum is the same, and may take as long as so many microbatches of one example."
     )
 
 
@@ -75,18 +87,28 @@ def _loss_and_gradients(
     loss: Loss, model: nn.Module, batch: Microbatch, k: int, parameters: Mapping[str, Tensor], buffers: ModelBuffers
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss of example k, (1,), and its gradients, (1, *parameter.shape), by name."""
+    value = _loss_of(loss, model, batch, k, buffers)
+    return value.detach().reshape(1), _gradients([value], None, parameters) if value.requires_grad else {}
+
+
+def _loss_of(
+    loss: Loss,
+    model: nn.Module,
+    batch: Microbatch,
+    k: int,
+    buffers: ModelBuffers,
+    calls: Callable[[object], AbstractContextManager[None]] = lambda _: nullcontext(),
+) -> Tensor:
+    """The loss of example k, a scalar, within what ``calls`` gives for the mark of its tensors."""
     draws = Draws(buffers.seed)
     while True:
+        one = batch.of_rows([k])
+        of_one = _OneExample(one.tensors, draws)
         try:
-            one = batch.of_rows([k])
-            with torch.enable_grad(), as_if_compiled(), buffers.lent(), _OneExample(one.tensors, draws):
-                value = one_value(loss(model, *one.args, **one.kwargs))
-            break
+            with torch.enable_grad(), as_if_compiled(), buffers.lent(), of_one, calls(of_one.call):
+                return one_value(loss(model, *one.args, **one.kwargs))
         except CallAgainError as error:
             draws.share(error.shared)
-    if not value.requires_grad:
-        return value.detach().reshape(1), {}
-    return value.detach().reshape(1), _gradients([value], None, parameters)
 
 
 def _gradients(
@@ -106,10 +128,10 @@ class _OneExample(TorchFunctionMode):
 
     def __init__(self, tensors: Sequence[Tensor], draws: Draws) -> None:
         super().__init__()
-        self._call = object()
+        self.call = object()
         self._draws = draws
         for tensor in tensors:
-            setattr(tensor, CALL, self._call)
+            setattr(tensor, CALL, self.call)
 
     def __torch_function__(
         self, func: Operation, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -121,7 +143,7 @@ class _OneExample(TorchFunctionMode):
         place = self._draws.place(kwargs) if func in DRAWS else None
         for tensor in tensors_among(args[:1], {}) if func in OF_A_CONSTANT else tensors_among(args, kwargs):
             if (call := getattr(tensor, CALL, None)) is not None:
-                if call is not self._call:
+                if call is not self.call:
                     raise kept_from_another_call(tensor)
                 is_of_example = True
         output = self._draws.shared(func, args, kwargs) if place in self._draws.places else func(*args, **kwargs)
@@ -130,7 +152,7 @@ class _OneExample(TorchFunctionMode):
             self._draws.follow(func, place, args, kwargs, outputs_of(output), is_followed)
         if is_of_example:
             for tensor in outputs_of(output):
-                setattr(tensor, CALL, self._call)
+                setattr(tensor, CALL, self.call)
         return output
 
 
@@ -271,6 +293,152 @@ def _of_row(
     outputs = [output[k] for output, _ in used]
     arrived = [gradient[k].reshape(output[k].shape) * scale for output, gradient in used]
     return outputs[0].new_zeros(1), _gradients(outputs, arrived, parameters)
+
+
+# Of a loss that cannot be vectorised, behind a model that can, only what follows the calls of the model is looped over
+
+
+def calls_of_loss(
+    loss: Loss,
+    model: nn.Module,
+    batch: Microbatch,
+    parameters: Mapping[str, Tensor],
+    buffers: ModelBuffers,
+    outside: OutsideTensors,
+    public: Iterable[Tensor],
+    blocks: MakeBlocks | None,
+) -> RecordedCall:
+    """The calls of modules until the loss fails in ``vmap``, as one, and the gradients that arrive at their outputs.
+
+    For these gradients the loss is called with each example, and is given its rows of what the modules have returned.
+
+    Guarantee: what arrives at an example's rows is computed from that example, these rows, weights and buffers alone.
+
+    Raises:
+        NotVectorizedError: a module cannot be vectorised, or the losses depend on weights or records otherwise.
+    """
+    modules: list[nn.Module] = []
+    versions: list[int] = []
+
+    def until_it_fails(*args: Any, **kwargs: Any) -> list[Any]:
+        found: list[Any] = []  # the arguments of a call, what it has returned, the arguments of the next one
+        modules.clear()
+        versions.clear()
+
+        def called(module: nn.Module, *given: Any) -> Any:
+            modules.append(module)
+            found.append(_kept(given, versions))
+            output = module._call_impl(*given[0], **given[1])
+            found.append(_kept(output, versions))
+            return output
+
+        try:
+            with _calls_made_by(called, model):
+                loss(model, *args, **kwargs)
+        except (CallAgainError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            is_refused = isinstance(error, PrivacyError) and not isinstance(error, NotVectorizedError)
+            if is_refused or not found or len(found) % 2:  # it is the model that fails
+                raise
+        if any(is_wrapped(buffer) or buffer._version for buffer in model.buffers()):
+            raise NotVectorizedError("The loss writes into a buffer.")
+        return found
+
+    with shared_numbers_refused():
+        found, columns, recording = recorded(until_it_fails, model, batch, parameters, buffers, outside, public, blocks)
+    entries = iter(zip(leaves(found), columns, strict=True))
+    parts = [[next(entries) for _ in leaves(part)] for part in found]
+    ends = [rows for part in parts[1::2] for _, rows in part if rows is not None and rows.requires_grad]
+    now = [rows if rows is not None else leaf for part in parts for leaf, rows in part if isinstance(leaf, Tensor)]
+    shared = [leaf for part in parts[1::2] for leaf, rows in part if rows is None and isinstance(leaf, Tensor)]
+    if not ends or versions_of(now) != versions or any(leaf.requires_grad for leaf in shared):
+        raise NotVectorizedError("The loss writes into what the model returns, or weights alone give it.")
+
+    def gradients_of(k: int) -> Sequence[Tensor | None]:
+        starts = [rows[k].detach().requires_grad_() for rows in ends]
+
+        @contextmanager
+        def repeated(mark: object) -> Iterator[None]:
+            calls, following = iter(zip(modules, parts[::2], found[1::2], parts[1::2], strict=True)), iter(starts)
+
+            def again(module: nn.Module, *given: Any) -> Any:
+                of, before, output, entries = next(calls, (None, [], None, []))
+                if of is not module or not _are_rows(k, before, leaves(given)):
+                    raise NotVectorizedError("The loss calls the model otherwise for an example alone.")
+                values = []
+                for leaf, rows in entries:
+                    if rows is not None:
+                        leaf = (next(following) if rows.requires_grad else rows[k].detach()).clone()
+                        setattr(leaf, CALL, mark)
+                    values.append(leaf)
+                return with_leaves(output, values)
+
+            with _calls_made_by(again, model):
+                yield
+
+        try:
+            value = _loss_of(loss, model, batch, k, buffers, repeated)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            raise NotVectorizedError("The loss of an example alone does not take what the model returned.") from error
+        if not value.requires_grad:
+            return [None] * len(starts)
+        with user_hooks_disabled(parameters.values()):
+            arrived = torch.autograd.grad(value, [*starts, *parameters.values()], allow_unused=True)
+        if any(gradient is not None for gradient in arrived[len(starts) :]):
+            raise NotVectorizedError("The loss uses weights outside of the calls of the model.")
+        return arrived[: len(starts)]
+
+    call = RecordedCall(batch.count, list(ends), recording)
+    for n, column in enumerate(zip(*map(gradients_of, range(batch.count)), strict=True)):
+        if any(gradient is not None for gradient in column) or n == 0:
+            rows = [ends[n][k].new_zeros(ends[n].shape[1:]) if g is None else g for k, g in enumerate(column)]
+            call.gradients[n] = torch.stack(rows)
+    return call
+
+
+def _kept(value: Any, versions: list[int]) -> Any:
+    """The same containers, as they are now; notes the numbers of writes into the tensors."""
+    versions += [tensor._version for tensor in tensors(value)]
+    return map_leaves(lambda leaf: leaf, value)
+
+
+def _are_rows(k: int, entries: Sequence[tuple[Any, Tensor | None]], given: Sequence[Any]) -> bool:
+    """Whether a module is given row k of what it was given before, but for rounding."""
+    for (leaf, rows), now in zip(entries, given, strict=True):
+        before = leaf if rows is None else rows[k]
+        if isinstance(before, Tensor) and before is not now:
+            is_like = isinstance(now, Tensor) and now.shape == before.shape and now.dtype == before.dtype
+            if not is_like or not torch.allclose(before.detach(), now.detach(), rtol=1e-3, atol=1e-6, equal_nan=True):
+                return False
+    return True
+
+
+@contextmanager
+def _calls_made_by(instead: Callable[..., Any], model: nn.Module) -> Iterator[None]:
+    """Within it ``instead(module, args, kwargs)`` is what a call of a module from outside of all modules gives."""
+    is_inside = False
+
+    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        nonlocal is_inside
+        if is_inside:
+            return module._call_impl(*args, **kwargs)
+        is_inside = True
+        try:
+            return instead(module, args, kwargs)
+        finally:
+            is_inside = False
+
+    places = [(vars(module), vars(module).get("_compiled_call_impl")) for module in model.modules()]
+    for module in model.modules():
+        vars(module)["_compiled_call_impl"] = partial(call, module)
+    try:
+        yield
+    finally:
+        for place, before in places:
+            place["_compiled_call_impl"] = before
 
 
 # Engines
