@@ -20,7 +20,7 @@ from noisette.core.backward import per_example_gradients, search, user_hooks_dis
 from noisette.core.clip import BookKeeping as BookKeeping
 from noisette.core.clip import ClippedSum, Clipping, Engine, Weights, clip_and_sum, group_norms, may_wait, together
 from noisette.core.forms import Dense, ExampleGradients, Operation, with_norms
-from noisette.core.loss import CallAgainError, Loss, Microbatch, ModelBuffers, OutsideTensors, versions_of
+from noisette.core.loss import CallAgainError, Loss, Microbatch, ModelBuffers, OutsideTensors
 from noisette.core.trace import (
     CALL,
     OF_A_CONSTANT,
@@ -34,7 +34,7 @@ from noisette.core.trace import (
     recorded,
     tensors_among,
 )
-from noisette.core.trees import leaves, map_leaves, tensors, with_leaves
+from noisette.core.trees import leaves, map_leaves, with_leaves
 from noisette.core.vmap import (
     DRAWN,
     DRAWS,
@@ -84,42 +84,40 @@ def _clipped_in_parts(parts: Iterable[tuple[Tensor, Mapping[str, Tensor]]], clip
 
 
 def _loss_and_gradients(
-    loss: Loss, model: nn.Module, batch: Microbatch, k: int, parameters: Mapping[str, Tensor], buffers: ModelBuffers
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of example k, (1,), and its gradients, (1, *parameter.shape), by name."""
-    value = _loss_of(loss, model, batch, k, buffers)
-    return value.detach().reshape(1), _gradients([value], None, parameters) if value.requires_grad else {}
-
-
-def _loss_of(
     loss: Loss,
     model: nn.Module,
     batch: Microbatch,
     k: int,
+    leaves: Mapping[Any, Tensor],
     buffers: ModelBuffers,
-    calls: Callable[[object], AbstractContextManager[None]] = lambda _: nullcontext(),
-) -> Tensor:
-    """The loss of example k, a scalar, within what ``calls`` gives for the mark of its tensors."""
+    calls: Callable[[object], AbstractContextManager[None]] = lambda mark: nullcontext(),
+) -> tuple[Tensor, dict[Any, Tensor]]:
+    """The loss of example k, (1,), and its gradients, (1, *leaf.shape), by name.
+
+    Calls of the model are made within what ``calls`` gives for the mark of the example's tensors.
+    """
     draws = Draws(buffers.seed)
     while True:
         one = batch.of_rows([k])
         of_one = _OneExample(one.tensors, draws)
         try:
             with torch.enable_grad(), as_if_compiled(), buffers.lent(), of_one, calls(of_one.call):
-                return one_value(loss(model, *one.args, **one.kwargs))
+                value = one_value(loss(model, *one.args, **one.kwargs))
+            break
         except CallAgainError as error:
             draws.share(error.shared)
+    return value.detach().reshape(1), _gradients([value], None, leaves) if value.requires_grad else {}
 
 
 def _gradients(
-    outputs: Sequence[Tensor], arrived: Sequence[Tensor] | None, parameters: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    """The gradients of one example, (1, *parameter.shape), by name; ``arrived`` are those at the outputs."""
-    with user_hooks_disabled(parameters.values()):
+    outputs: Sequence[Tensor], arrived: Sequence[Tensor] | None, leaves: Mapping[Any, Tensor]
+) -> dict[Any, Tensor]:
+    """The gradients of one example, (1, *leaf.shape), by name; ``arrived`` are those at the outputs."""
+    with user_hooks_disabled(leaves.values()):
         found = torch.autograd.grad(
-            outputs, list(parameters.values()), arrived, allow_unused=True, retain_graph=arrived is not None
+            outputs, list(leaves.values()), arrived, allow_unused=True, retain_graph=arrived is not None
         )
-    named = {name: g for name, g in zip(parameters, found, strict=True) if g is not None}
+    named = {name: g for name, g in zip(leaves, found, strict=True) if g is not None}
     return {name: (g if g.layout is torch.strided else g.to_dense()).unsqueeze(0) for name, g in named.items()}
 
 
@@ -318,29 +316,26 @@ def calls_of_loss(
         NotVectorizedError: a module cannot be vectorised, or the losses depend on weights or records otherwise.
     """
     modules: list[nn.Module] = []
-    versions: list[int] = []
+    copied = partial(map_leaves, lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf)
 
     def until_it_fails(*args: Any, **kwargs: Any) -> list[Any]:
         found: list[Any] = []  # the arguments of a call, what it has returned, the arguments of the next one
         modules.clear()
-        versions.clear()
 
         def called(module: nn.Module, *given: Any) -> Any:
             modules.append(module)
-            found.append(_kept(given, versions))
-            output = module._call_impl(*given[0], **given[1])
-            found.append(_kept(output, versions))
+            found.append(copied(given))  # the loss may write into what it gives and gets
+            output = module(*given[0], **given[1])
+            found.append(copied(output))
             return output
 
         try:
             with _calls_made_by(called, model):
                 loss(model, *args, **kwargs)
-        except (CallAgainError, torch.OutOfMemoryError):
-            raise
         except Exception as error:
-            is_refused = isinstance(error, PrivacyError) and not isinstance(error, NotVectorizedError)
-            if is_refused or not found or len(found) % 2:  # it is the model that fails
-                raise
+            is_ours = isinstance(error, PrivacyError | CallAgainError | torch.OutOfMemoryError)
+            if (is_ours and not isinstance(error, NotVectorizedError)) or not found or len(found) % 2:
+                raise  # also where a module fails
         if any(is_wrapped(buffer) or buffer._version for buffer in model.buffers()):
             raise NotVectorizedError("The loss writes into a buffer.")
         return found
@@ -350,95 +345,73 @@ def calls_of_loss(
     entries = iter(zip(leaves(found), columns, strict=True))
     parts = [[next(entries) for _ in leaves(part)] for part in found]
     ends = [rows for part in parts[1::2] for _, rows in part if rows is not None and rows.requires_grad]
-    now = [rows if rows is not None else leaf for part in parts for leaf, rows in part if isinstance(leaf, Tensor)]
-    shared = [leaf for part in parts[1::2] for leaf, rows in part if rows is None and isinstance(leaf, Tensor)]
-    if not ends or versions_of(now) != versions or any(leaf.requires_grad for leaf in shared):
-        raise NotVectorizedError("The loss writes into what the model returns, or weights alone give it.")
 
-    def gradients_of(k: int) -> Sequence[Tensor | None]:
-        starts = [rows[k].detach().requires_grad_() for rows in ends]
+    def gradients_of(k: int) -> dict[Any, Tensor]:
+        starts = {n: rows[k].detach().requires_grad_() for n, rows in enumerate(ends)}
 
-        @contextmanager
-        def repeated(mark: object) -> Iterator[None]:
+        def repeated(mark: object) -> AbstractContextManager[None]:
             calls, following = iter(zip(modules, parts[::2], found[1::2], parts[1::2], strict=True)), iter(starts)
 
             def again(module: nn.Module, *given: Any) -> Any:
-                of, before, output, entries = next(calls, (None, [], None, []))
-                if of is not module or not _are_rows(k, before, leaves(given)):
-                    raise NotVectorizedError("The loss calls the model otherwise for an example alone.")
+                expected, arguments, output, returned = next(calls)
+                pairs = [
+                    (rows, now) for (_, rows), now in zip(arguments, leaves(given), strict=True) if rows is not None
+                ]
+                if module is not expected or not all(_is_row(k, rows, now) for rows, now in pairs):
+                    raise ValueError("the loss calls modules otherwise for one example")
                 values = []
-                for leaf, rows in entries:
+                for leaf, rows in returned:
                     if rows is not None:
-                        leaf = (next(following) if rows.requires_grad else rows[k].detach()).clone()
+                        leaf = (starts[next(following)] if rows.requires_grad else rows[k].detach()).clone()
                         setattr(leaf, CALL, mark)
                     values.append(leaf)
                 return with_leaves(output, values)
 
-            with _calls_made_by(again, model):
-                yield
+            return _calls_made_by(again, model)
 
-        try:
-            value = _loss_of(loss, model, batch, k, buffers, repeated)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:
-            raise NotVectorizedError("The loss of an example alone does not take what the model returned.") from error
-        if not value.requires_grad:
-            return [None] * len(starts)
-        with user_hooks_disabled(parameters.values()):
-            arrived = torch.autograd.grad(value, [*starts, *parameters.values()], allow_unused=True)
-        if any(gradient is not None for gradient in arrived[len(starts) :]):
-            raise NotVectorizedError("The loss uses weights outside of the calls of the model.")
-        return arrived[: len(starts)]
+        gradients = _loss_and_gradients(loss, model, batch, k, starts | dict(parameters), buffers, repeated)[1]
+        if not ends or gradients.keys() & parameters.keys():
+            raise ValueError("the loss uses weights outside of the calls of modules")
+        return gradients
 
-    call = RecordedCall(batch.count, list(ends), recording)
-    for n, column in enumerate(zip(*map(gradients_of, range(batch.count)), strict=True)):
-        if any(gradient is not None for gradient in column) or n == 0:
-            rows = [ends[n][k].new_zeros(ends[n].shape[1:]) if g is None else g for k, g in enumerate(column)]
-            call.gradients[n] = torch.stack(rows)
-    return call
+    try:
+        each = [gradients_of(k) for k in range(batch.count)]
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        raise NotVectorizedError("The loss of an example alone makes other calls of modules.") from error
+    gradients = {
+        n: torch.cat([of_one[n] if n in of_one else rows.new_zeros(1, *rows.shape[1:]) for of_one in each])
+        for n, rows in enumerate(ends)
+        if n == 0 or any(n in of_one for of_one in each)
+    }
+    return RecordedCall(batch.count, list(ends), recording, gradients)
 
 
-def _kept(value: Any, versions: list[int]) -> Any:
-    """The same containers, as they are now; notes the numbers of writes into the tensors."""
-    versions += [tensor._version for tensor in tensors(value)]
-    return map_leaves(lambda leaf: leaf, value)
-
-
-def _are_rows(k: int, entries: Sequence[tuple[Any, Tensor | None]], given: Sequence[Any]) -> bool:
-    """Whether a module is given row k of what it was given before, but for rounding."""
-    for (leaf, rows), now in zip(entries, given, strict=True):
-        before = leaf if rows is None else rows[k]
-        if isinstance(before, Tensor) and before is not now:
-            is_like = isinstance(now, Tensor) and now.shape == before.shape and now.dtype == before.dtype
-            if not is_like or not torch.allclose(before.detach(), now.detach(), rtol=1e-3, atol=1e-6, equal_nan=True):
-                return False
-    return True
+def _is_row(k: int, rows: Tensor, now: Tensor) -> bool:
+    """Whether a tensor is row k but for rounding: random numbers that reach a module are not drawn anew."""
+    return now.shape == rows.shape[1:] and torch.allclose(rows[k], now, rtol=1e-3, atol=1e-6, equal_nan=True)
 
 
 @contextmanager
 def _calls_made_by(instead: Callable[..., Any], model: nn.Module) -> Iterator[None]:
-    """Within it ``instead(module, args, kwargs)`` is what a call of a module from outside of all modules gives."""
-    is_inside = False
+    """Within it ``instead(module, args, kwargs)`` is what a call of a module of the model gives outside of others."""
+    own, before = set(model.modules()), nn.Module.__call__
 
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        nonlocal is_inside
-        if is_inside:
-            return module._call_impl(*args, **kwargs)
-        is_inside = True
+        if module not in own:
+            return before(module, *args, **kwargs)
+        nn.Module.__call__ = before
         try:
             return instead(module, args, kwargs)
         finally:
-            is_inside = False
+            nn.Module.__call__ = call
 
-    places = [(vars(module), vars(module).get("_compiled_call_impl")) for module in model.modules()]
-    for module in model.modules():
-        vars(module)["_compiled_call_impl"] = partial(call, module)
+    nn.Module.__call__ = call
     try:
         yield
     finally:
-        for place, before in places:
-            place["_compiled_call_impl"] = before
+        nn.Module.__call__ = before
 
 
 # Engines
