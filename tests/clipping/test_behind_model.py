@@ -70,7 +70,9 @@ def listed(m: Detector, x: Tensor, y: Tensor, boxes: Tensor) -> Tensor:
 def walked(m: Detector, x: Tensor, y: Tensor, boxes: Tensor) -> Tensor:
     """A loop over values of the data, with a text made of one."""
     scores = m(x)["classes"][0]
-    return sum((scores[int(f"{k}")] * (k + 1) for k in map(round, boxes[0, :, 0].tolist())), scores.sum()).square().sum()
+    return (
+        sum((scores[int(f"{k}")] * (k + 1) for k in map(round, boxes[0, :, 0].tolist())), scores.sum()).square().sum()
+    )
 
 
 def weighed(m: Detector, x: Tensor, y: Tensor, boxes: Tensor) -> Tensor:
@@ -163,7 +165,8 @@ def test_a_random_argument_of_the_model_is_the_one_that_the_loss_goes_on_with() 
 
     clip = PerExampleClip(model, 0.5, capture="eager")
     clip.accumulate(loss, torch.randn(B, 4, dtype=torch.float64))
-    assert len(seen) >= B and max(seen) < 1e-9
+    assert len(seen) >= B
+    assert max(seen) < 1e-9
 
 
 def test_an_example_whose_loss_raises_behind_the_model_adds_nothing_where_that_is_asked_for() -> None:
