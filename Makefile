@@ -59,7 +59,7 @@ assurance: .venv/.test
 	$(PYTHON) -m venv .venv
 
 .venv/.installed: pyproject.toml constraints.txt | .venv/bin/python
-	$(INSTALL) -e .
+	$(INSTALL) -e ".[cli]"
 	touch $@
 
 .venv/.test: .venv/.installed

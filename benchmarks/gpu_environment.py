@@ -34,7 +34,7 @@ print(json.dumps({
     "torch": torch.__version__,
 }))
 """
-_NOT_ON_A_GPU = {"pyright", "ruff"}
+_NOT_ON_A_GPU = {"noisette", "pyright", "ruff"}  # the first is the checkout itself
 
 
 def main() -> None:
@@ -84,7 +84,8 @@ def missing_packages(present: list[str]) -> list[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     names = {normal(name) for name in present}
-    wanted = {normal(line): line for line in [*project["dependencies"], *extras["test"], *extras["bench"]]}
+    lines = [*project["dependencies"], *extras["cli"], *extras["test"], *extras["bench"]]
+    wanted = {normal(line): line for line in lines}
     return [line for name, line in wanted.items() if name not in names | _NOT_ON_A_GPU]
 
 

@@ -42,12 +42,15 @@ _FOLDERS = ("audit", "data", "nn")  # with public names of their own
 
 def __getattr__(name: str) -> object:
     # Modules are imported on first use, so that the accounting commands never wait for torch.
-    if name in _FOLDERS:
-        return import_module(f"noisette.{name}")
-    if name not in _MODULES:
+    place = name if name in _FOLDERS else _MODULES.get(name)
+    if place is None:
         raise AttributeError(f"module 'noisette' has no attribute {name!r}")
-    module = import_module(f"noisette.{_MODULES[name]}")
-    value = getattr(module, name, module)
+    try:
+        module = import_module(f"noisette.{place}")
+    except ModuleNotFoundError as error:
+        missing = str(error.name).partition(".")[0]
+        raise ImportError(f"noisette.{name} needs {missing}: pip install 'noisette[cli]'", name=missing) from error
+    value = module if name in _FOLDERS else getattr(module, name, module)
     globals()[name] = value
     return value
 

@@ -1,5 +1,17 @@
-"""``python -m noisette`` is the command ``noisette``."""
+"""The command ``noisette``, also as ``python -m noisette``."""
 
-from noisette.cli import main
+import sys
 
-main()
+
+def main() -> None:
+    """Run the command, or say what it lacks."""
+    try:
+        from noisette.cli import main as command
+    except ModuleNotFoundError as error:
+        missing = str(error.name).partition(".")[0]
+        sys.exit(f"noisette: the command line needs {missing}: pip install 'noisette[cli]'")
+    command()
+
+
+if __name__ == "__main__":
+    main()

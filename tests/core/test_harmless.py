@@ -261,9 +261,20 @@ def test_a_supported_layer_is_computed_by_its_rule(name: str, monkeypatch: pytes
 
 
 def test_a_large_weight_that_is_copied_is_said_once() -> None:
-    clip = PerExampleClip(Forward(lambda m, x: torch.cdist(x, m.f.weight), f=nn.Linear(200, 100)), 1.0)
-    with pytest.warns(UserWarning, match=r"\(100, 200\), because cdist has no rule.* take 0 MiB"):
-        clip.accumulate(squares, torch.randn(2, 200))
+    clip = PerExampleClip(Forward(lambda m, x: torch.cdist(x, m.f.weight), f=nn.Linear(2000, 1000)), 1.0)
+    with pytest.warns(UserWarning, match=r"\(1000, 2000\), because cdist has no rule.* take 69 MiB"):
+        clip.accumulate(squares, torch.randn(9, 2000))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        clip.accumulate(squares, torch.randn(2, 200))
+        clip.accumulate(squares, torch.randn(9, 2000))
+
+
+def test_positions_that_all_examples_share_are_copied_without_a_word() -> None:
+    """As in BERT, whose gradients for them are as large as what the words give."""
+    positions = torch.arange(64)[None]
+    model = Forward(
+        lambda m, x: m.words(x) + m.places(positions), words=nn.Embedding(9, 256), places=nn.Embedding(64, 256)
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        PerExampleClip(model, 1.0, capture="eager").accumulate(squares, torch.randint(9, (8, 64)))

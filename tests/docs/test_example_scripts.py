@@ -74,6 +74,41 @@ def test_adapters_of_a_llama(capsys: pytest.CaptureFixture[str]) -> None:
     assert_learned(capsys.readouterr().out)
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("lora", ["0", "2"])
+def test_a_sentence_encoder_is_fine_tuned(lora: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("peft")
+    words = ["dull", "moving", "a", "film"]
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]))
+    transformers.BertTokenizerFast(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path)
+    small = {"vocab_size": 9, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    transformers.BertModel(
+        transformers.BertConfig(**small, intermediate_size=16, initializer_range=0.5)
+    ).save_pretrained(tmp_path)
+    rows = [f"{label}\ta {words[label]} film" for label in (0, 1) * 100]
+    (tmp_path / "rows.tsv").write_text("\n".join(["label\tsentence", *rows]))
+    files = [str(tmp_path / "rows.tsv")] * 2
+    schedule = [
+        "--records",
+        "200",
+        "--epsilon",
+        "8",
+        "--batch",
+        "64",
+        "--microbatch",
+        "64",
+        "--lr",
+        "0.02",
+        "--epochs",
+        "8",
+    ]
+    run_here(EXAMPLES / "fine_tune_sentences.py", *files, *schedule, "--encoder", str(tmp_path), "--lora", lora)
+    assert re.search(
+        r"weights trained, epsilon [78]\.\d\d at delta 5.0e-04, test accuracy ([789]\d|100)", capsys.readouterr().out
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_all_weights_of_a_llama(capsys: pytest.CaptureFixture[str]) -> None:

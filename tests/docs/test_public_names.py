@@ -6,6 +6,7 @@ import ast
 import inspect
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -53,3 +54,60 @@ def test_folders_with_public_names_need_no_import_of_their_own() -> None:
 def test_unknown_name() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Opacus'"):
         noisette.Opacus  # noqa: B018
+
+
+# What the extra `cli` brings is as if it were not installed.
+_BARE = "import runpy, sys; sys.modules.update(dict.fromkeys(%r))"
+_TRAINING = """
+import torch, noisette
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+run = noisette.privatize(
+    noisette.PerExampleClip(model, 1.0), optimizer, torch.rand(20, 4), ledger=sys.argv[1] + "/ledger.jsonl",
+    sampling_rate=0.5, expected_batch_size=10, steps=3, epsilon=8.0, delta=1e-3,
+)
+with run:
+    for batch in run.batches():
+        for x in batch.microbatches(10):
+            run.accumulate(lambda model, x: model(x).square().mean(), x)
+        optimizer.step()
+    run.save(sys.argv[1])
+    print(run.epsilon(delta=1e-3) <= 8)
+import noisette.integrations.lightning, noisette.integrations.opacus, noisette.integrations.transformers
+for name in ("PrivateClassifier", "PrivatePCA", "data", "audit"):
+    try:
+        getattr(noisette, name)
+    except ImportError as error:
+        print(error)
+"""
+
+
+def _extra() -> list[str]:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    imported = {"pillow": "PIL", "scikit-learn": "sklearn"}
+    found: list[str] = [requirement.partition(">")[0] for requirement in project["optional-dependencies"]["cli"]]
+    return [imported.get(name, name) for name in found if name != "jinja2"]  # which torch needs
+
+
+def _bare(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", _BARE % _extra() + "\n" + program, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_training_needs_none_of_what_the_command_line_needs(tmp_path: Path) -> None:
+    done = _bare(_TRAINING, str(tmp_path))
+    assert done.stdout.splitlines() == [
+        "True",
+        "noisette.PrivateClassifier needs sklearn: pip install 'noisette[cli]'",
+        "noisette.PrivatePCA needs sklearn: pip install 'noisette[cli]'",
+        "noisette.data needs pydantic: pip install 'noisette[cli]'",
+        "noisette.audit needs pydantic: pip install 'noisette[cli]'",
+    ], done.stderr[-2000:]
+
+
+def test_the_command_without_its_extra_says_what_to_install() -> None:
+    done = _bare("sys.argv = ['noisette', 'train']; runpy.run_module('noisette', run_name='__main__')")
+    assert (done.returncode, done.stderr) == (
+        1,
+        "noisette: the command line needs typer: pip install 'noisette[cli]'\n",
+    )

@@ -52,7 +52,7 @@ from noisette.core.vmap import (
 )
 from noisette.errors import PrivacyError
 
-_LARGE = 10_000  # numbers in a weight; of a larger one it is said that each example gets a copy, once
+_LARGE = 2**26  # bytes of copies of one weight; from here on it is said, once, that each example gets one
 _SAID = set[tuple[Operation, torch.Size]]()
 
 CALL = "_noisette_call"  # the attribute that tells of which call of a loss a batched tensor is
@@ -445,13 +445,13 @@ class Recorder(TorchFunctionMode):
                 copy = own_copies(weight, self._count)
                 self._record_use(own_copies, (weight, self._count), {}, (weight,), [], (), copy)
                 self._copies[key] = vmap.add_example_axis(copy, 0, self._level)
-            if weight.numel() >= _LARGE and (func, weight.shape) not in _SAID:
+            taken = weight.numel() * weight.element_size() * self._count
+            if taken >= _LARGE and (func, weight.shape) not in _SAID:
                 _SAID.add((func, weight.shape))
-                gradients = weight.numel() * weight.element_size() * self._count / 2**20
                 warnings.warn(
                     f"each example gets a copy of a weight of shape {tuple(weight.shape)}, because {func.__name__} has "
-                    f"no rule for it here: the gradients of {self._count} examples take {gradients:.0f} MiB. Write it "
-                    "with other operations of torch, or register a rule with noisette.rule",
+                    f"no rule for it here: the gradients of {self._count} examples take {taken / 2**20:.0f} MiB. Write "
+                    "it with other operations of torch, or register a rule with noisette.rule",
                     stacklevel=2,
                 )
         return self._copies[key]
