@@ -20,7 +20,7 @@ from noisette.core.backward import per_example_gradients, search, user_hooks_dis
 from noisette.core.clip import BookKeeping as BookKeeping
 from noisette.core.clip import ClippedSum, Clipping, Engine, Weights, clip_and_sum, group_norms, may_wait, together
 from noisette.core.forms import Dense, ExampleGradients, Operation, with_norms
-from noisette.core.loss import CallAgainError, Loss, Microbatch, ModelBuffers, OutsideTensors
+from noisette.core.loss import CallAgainError, Microbatch, ModelBuffers, OutsideTensors
 from noisette.core.trace import (
     CALL,
     OF_A_CONSTANT,
@@ -62,16 +62,9 @@ def says_one_by_one(cause: str) -> str:
     )
 
 
-def clipped_sum_one_by_one(
-    loss: Loss,
-    model: nn.Module,
-    batch: Microbatch,
-    parameters: Mapping[str, Tensor],
-    buffers: ModelBuffers,
-    clipping: Clipping,
-) -> ClippedSum:
+def clipped_sum_one_by_one(call: LossCall, parameters: Mapping[str, Tensor], clipping: Clipping) -> ClippedSum:
     """The clipped sum of a microbatch, by one call of the loss for each example."""
-    parts = (_loss_and_gradients(loss, model, batch, k, parameters, buffers) for k in range(batch.count))
+    parts = (_loss_and_gradients(call, k, parameters) for k in range(call.batch.count))
     return _clipped_in_parts(parts, clipping)
 
 
@@ -84,25 +77,20 @@ def _clipped_in_parts(parts: Iterable[tuple[Tensor, Mapping[str, Tensor]]], clip
 
 
 def _loss_and_gradients(
-    loss: Loss,
-    model: nn.Module,
-    batch: Microbatch,
+    call: LossCall,
     k: int,
     leaves: Mapping[Any, Tensor],
-    buffers: ModelBuffers,
-    calls: Callable[[object], AbstractContextManager[None]] = lambda mark: nullcontext(),
+    returned: Sequence[Tensor] = (),
+    calls: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> tuple[Tensor, dict[Any, Tensor]]:
-    """The loss of example k, (1,), and its gradients, (1, *leaf.shape), by name.
-
-    Calls of the model are made within what ``calls`` gives for the mark of the example's tensors.
-    """
-    draws = Draws(buffers.seed)
+    """The loss of example k, (1,), and its gradients, (1, *leaf.shape), by name; within ``calls`` it is given these."""
+    draws = Draws(call.buffers.seed)
     while True:
-        one = batch.of_rows([k])
-        of_one = _OneExample(one.tensors, draws)
+        one = call.batch.of_rows([k])
+        of_one = _OneExample([*one.tensors, *returned], draws)
         try:
-            with torch.enable_grad(), as_if_compiled(), buffers.lent(), of_one, calls(of_one.call):
-                value = one_value(loss(model, *one.args, **one.kwargs))
+            with torch.enable_grad(), as_if_compiled(), call.buffers.lent(), of_one, calls():
+                value = one_value(call.loss(call.model, *one.args, **one.kwargs))
             break
         except CallAgainError as error:
             draws.share(error.shared)
@@ -126,10 +114,10 @@ class _OneExample(TorchFunctionMode):
 
     def __init__(self, tensors: Sequence[Tensor], draws: Draws) -> None:
         super().__init__()
-        self.call = object()
+        self._call = object()
         self._draws = draws
         for tensor in tensors:
-            setattr(tensor, CALL, self.call)
+            setattr(tensor, CALL, self._call)
 
     def __torch_function__(
         self, func: Operation, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -141,7 +129,7 @@ class _OneExample(TorchFunctionMode):
         place = self._draws.place(kwargs) if func in DRAWS else None
         for tensor in tensors_among(args[:1], {}) if func in OF_A_CONSTANT else tensors_among(args, kwargs):
             if (call := getattr(tensor, CALL, None)) is not None:
-                if call is not self.call:
+                if call is not self._call:
                     raise kept_from_another_call(tensor)
                 is_of_example = True
         output = self._draws.shared(func, args, kwargs) if place in self._draws.places else func(*args, **kwargs)
@@ -150,7 +138,7 @@ class _OneExample(TorchFunctionMode):
             self._draws.follow(func, place, args, kwargs, outputs_of(output), is_followed)
         if is_of_example:
             for tensor in outputs_of(output):
-                setattr(tensor, CALL, self.call)
+                setattr(tensor, CALL, self._call)
         return output
 
 
@@ -297,11 +285,8 @@ def _of_row(
 
 
 def calls_of_loss(
-    loss: Loss,
-    model: nn.Module,
-    batch: Microbatch,
+    call: LossCall,
     parameters: Mapping[str, Tensor],
-    buffers: ModelBuffers,
     outside: OutsideTensors,
     public: Iterable[Tensor],
     blocks: MakeBlocks | None,
@@ -315,6 +300,7 @@ def calls_of_loss(
     Raises:
         NotVectorizedError: a module cannot be vectorised, or the losses depend on weights or records otherwise.
     """
+    model, batch, buffers = call.model, call.batch, call.buffers
     modules: list[nn.Module] = []
     copied = partial(map_leaves, lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf)
 
@@ -331,7 +317,7 @@ def calls_of_loss(
 
         try:
             with _calls_made_by(called, model):
-                loss(model, *args, **kwargs)
+                call.loss(model, *args, **kwargs)
         except Exception as error:
             is_ours = isinstance(error, PrivacyError | CallAgainError | torch.OutOfMemoryError)
             if (is_ours and not isinstance(error, NotVectorizedError)) or not found or len(found) % 2:
@@ -344,33 +330,32 @@ def calls_of_loss(
         found, columns, recording = recorded(until_it_fails, model, batch, parameters, buffers, outside, public, blocks)
     entries = iter(zip(leaves(found), columns, strict=True))
     parts = [[next(entries) for _ in leaves(part)] for part in found]
-    ends = [rows for part in parts[1::2] for _, rows in part if rows is not None and rows.requires_grad]
+    ends = [rows for part in parts[1::2] for _, rows in part if rows is not None]
 
     def gradients_of(k: int) -> dict[Any, Tensor]:
-        starts = {n: rows[k].detach().requires_grad_() for n, rows in enumerate(ends)}
+        returned = [rows[k].detach().requires_grad_(rows.requires_grad) for rows in ends]
 
-        def repeated(mark: object) -> AbstractContextManager[None]:
-            calls, following = iter(zip(modules, parts[::2], found[1::2], parts[1::2], strict=True)), iter(starts)
+        def repeated() -> AbstractContextManager[None]:
+            calls, following = iter(zip(modules, parts[::2], found[1::2], parts[1::2], strict=True)), iter(returned)
 
             def again(module: nn.Module, *given: Any) -> Any:
-                expected, arguments, output, returned = next(calls)
-                pairs = [
-                    (rows, now) for (_, rows), now in zip(arguments, leaves(given), strict=True) if rows is not None
-                ]
-                if module is not expected or not all(_is_row(k, rows, now) for rows, now in pairs):
+                expected, arguments, output, entries = next(calls)
+                are_rows = all(
+                    now.shape == rows.shape[1:] and torch.allclose(rows[k], now, rtol=1e-3, atol=1e-6, equal_nan=True)
+                    for (_, rows), now in zip(arguments, leaves(given), strict=True)
+                    if rows is not None
+                )
+                if module is not expected or not are_rows:  # as where random numbers that reach it are drawn anew
                     raise ValueError("the loss calls modules otherwise for one example")
-                values = []
-                for leaf, rows in returned:
-                    if rows is not None:
-                        leaf = (starts[next(following)] if rows.requires_grad else rows[k].detach()).clone()
-                        setattr(leaf, CALL, mark)
-                    values.append(leaf)
-                return with_leaves(output, values)
+                return with_leaves(
+                    output, [leaf if rows is None else next(following).clone() for leaf, rows in entries]
+                )
 
             return _calls_made_by(again, model)
 
-        gradients = _loss_and_gradients(loss, model, batch, k, starts | dict(parameters), buffers, repeated)[1]
-        if not ends or gradients.keys() & parameters.keys():
+        starts = {n: row for n, row in enumerate(returned) if row.requires_grad}
+        gradients = _loss_and_gradients(call, k, starts | dict(parameters), returned, repeated)[1]
+        if not starts or gradients.keys() & parameters.keys():
             raise ValueError("the loss uses weights outside of the calls of modules")
         return gradients
 
@@ -380,17 +365,12 @@ def calls_of_loss(
         raise
     except Exception as error:
         raise NotVectorizedError("The loss of an example alone makes other calls of modules.") from error
+    reached = {n for of_one in each for n in of_one} or {next(n for n, rows in enumerate(ends) if rows.requires_grad)}
     gradients = {
-        n: torch.cat([of_one[n] if n in of_one else rows.new_zeros(1, *rows.shape[1:]) for of_one in each])
-        for n, rows in enumerate(ends)
-        if n == 0 or any(n in of_one for of_one in each)
+        n: torch.cat([of_one[n] if n in of_one else ends[n].new_zeros(1, *ends[n].shape[1:]) for of_one in each])
+        for n in sorted(reached)
     }
     return RecordedCall(batch.count, list(ends), recording, gradients)
-
-
-def _is_row(k: int, rows: Tensor, now: Tensor) -> bool:
-    """Whether a tensor is row k but for rounding: random numbers that reach a module are not drawn anew."""
-    return now.shape == rows.shape[1:] and torch.allclose(rows[k], now, rtol=1e-3, atol=1e-6, equal_nan=True)
 
 
 @contextmanager
@@ -498,7 +478,7 @@ class PerExampleLoop:
     def clipped_sum(self, forward: ForwardPass, parameters: Mapping[str, Tensor], clipping: Clipping) -> ClippedSum:
         call = _call_of(forward)
         with _autocast(call):
-            return clipped_sum_one_by_one(call.loss, call.model, call.batch, parameters, call.buffers, clipping)
+            return clipped_sum_one_by_one(call, parameters, clipping)
 
 
 @dataclass(frozen=True)

@@ -340,7 +340,8 @@ def norm_plans(form: KernelGradients) -> dict[str, Norms]:
     Where operations are few there are at most ``_PARTS`` parts, whose number follows from the shape of an example.
     """
     plans = dict(GRAM_PLANS) if form.has_few_positions else {}
-    plans |= {f"{name}, dropped": (partial(dropped, plan), size) for name, (plan, size) in explicit_plans().items()}
+    for name, (plan, size) in explicit_plans().items():
+        plans[f"{name}, dropped"] = lambda form, plan=plan: written(plan, form).squared_norms(), size
     found: dict[str, Norms] = {}
     for name, (norms, size) in fitting(form, plans).items():
         count = examples_at_once(size, form.factors_size)
@@ -392,11 +393,6 @@ def _fastest_plan(form: KernelGradients, plans: Mapping[str, Plan], rehearse: Ca
 def written(plan: Explicit, form: KernelGradients) -> Dense:
     """The explicit gradients, which replace their factors."""
     return Dense(plan(form).view(len(form.x), *form.weight))
-
-
-def dropped(plan: Explicit, form: KernelGradients) -> Tensor:
-    """Squared norms (b,) of explicit gradients, which are dropped."""
-    return written(plan, form).squared_norms()
 
 
 def _in_parts(norms: Norms, count: int) -> Norms:

@@ -73,9 +73,6 @@ def repeatable(record: Callable[[], ForwardPass], tensors: Sequence[Tensor]) -> 
     return replace(record(), repeat=again)
 
 
-_Function = Callable[..., Any]
-
-
 class _Saved:
     """In place of a tensor that the graph would keep; it holds the tensor once the block has been recomputed."""
 
@@ -102,7 +99,7 @@ class Blocks:
         self._recorder = recorder
         self._inside = False  # of a block: a block within it is part of it
 
-    def __call__(self, function: _Function, *options: Any, **keywords: Any) -> Iterator[None]:
+    def __call__(self, function: Callable[..., Any], *options: Any, **keywords: Any) -> Iterator[None]:
         """What ``torch.utils.checkpoint`` does before a function runs, and after it.
 
         Options come first: the random state's, the contexts', three others; then the arguments of the function.
@@ -184,7 +181,7 @@ class _Call:
     """A function, its arguments, and what else its values follow from."""
 
     def __init__(
-        self, recorder: Recorder, function: _Function, args: tuple[Any, ...], keywords: Mapping[str, Any]
+        self, recorder: Recorder, function: Callable[..., Any], args: tuple[Any, ...], keywords: Mapping[str, Any]
     ) -> None:
         self._recorder = recorder
         self._function = partial(function, *args, **keywords)

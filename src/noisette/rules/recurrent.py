@@ -51,8 +51,7 @@ class KnownStates:
 
     def connected(self, gradients: Backward, values: Sequence[Tensor], *projected: Tensor) -> tuple[Tensor, ...]:
         """The values with this backward pass."""
-        sources = (self.z, self.a, *projected, *self.states)
-        return _connect(gradients, values, (self.w_hh, self.w_hr), sources)
+        return _connect(gradients, values, (self.w_hh, self.w_hr), (self.z, self.a, *projected, *self.states))
 
 
 # Of the weights W_hh and, of a projection, W_hr, and the gradients that arrive at the values: gradients at z, a, the
@@ -362,6 +361,22 @@ class _Kind:
         output = x if batch_first else x.transpose(0, 1).contiguous()
         return output, *(torch.stack(states) for states in zip(*final, strict=True))
 
+    def cell(
+        self,
+        input: Tensor,
+        hx: Tensor | Sequence[Tensor],
+        w_ih: Tensor,
+        w_hh: Tensor,
+        b_ih: Tensor | None = None,
+        b_hh: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, ...]:
+        """One step of a layer, from its states: h, for an LSTM also c."""
+        h, *others = (hx,) if isinstance(hx, Tensor) else hx
+        x, h = _as_data(input, h)
+        z, a = F.linear(x, w_ih, b_ih), F.linear(h, w_hh, b_hh)
+        after = self.step((z + a,) if self.is_of_sum else (z, a), (h, *others))
+        return after[0] if isinstance(hx, Tensor) else after
+
     def _with_known_states(
         self, x: Tensor, states: list[Tensor], weights: LayerWeights, batch_first: bool
     ) -> tuple[Tensor, ...]:
@@ -407,59 +422,14 @@ def _gru_step(products: Sequence[Tensor], states: Sequence[Tensor]) -> tuple[Ten
     return (n + (z_u + a_u).sigmoid() * (states[0] - n),)
 
 
-rewrite(torch.rnn_tanh)(_Kind(torch.rnn_tanh, tanh, lambda products, _: (torch.tanh(products[0]),)).layers)
-rewrite(torch.rnn_relu)(_Kind(torch.rnn_relu, relu, lambda products, _: (torch.relu(products[0]),)).layers)
-rewrite(torch.lstm)(_Kind(torch.lstm, lstm, _lstm_step).layers)
-rewrite(torch.gru)(_Kind(torch.gru, gru, _gru_step, is_of_sum=False).layers)
-
-
-def _simple_cell(
-    activation: Callable[[Tensor], Tensor],
-    input: Tensor,
-    hx: Tensor,
-    w_ih: Tensor,
-    w_hh: Tensor,
-    b_ih: Tensor | None = None,
-    b_hh: Tensor | None = None,
-) -> Tensor:
-    """h' = activation(z + a)."""
-    z, a, _ = _products(input, hx, w_ih, w_hh, b_ih, b_hh)
-    return activation(z + a)
-
-
-rewrite(torch.rnn_tanh_cell)(partial(_simple_cell, torch.tanh))
-rewrite(torch.rnn_relu_cell)(partial(_simple_cell, torch.relu))
-
-
-@rewrite(torch.lstm_cell)
-def lstm_cell(
-    input: Tensor,
-    hx: Sequence[Tensor],
-    w_ih: Tensor,
-    w_hh: Tensor,
-    b_ih: Tensor | None = None,
-    b_hh: Tensor | None = None,
-) -> tuple[Tensor, ...]:
-    """A cell with the states h and c."""
-    z, a, h = _products(input, hx[0], w_ih, w_hh, b_ih, b_hh)
-    return _lstm_step((z + a,), (h, hx[1]))
-
-
-@rewrite(torch.gru_cell)
-def gru_cell(
-    input: Tensor, hx: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
-) -> Tensor:
-    """A cell with the state h."""
-    z, a, h = _products(input, hx, w_ih, w_hh, b_ih, b_hh)
-    return _gru_step((z, a), (h,))[0]
-
-
-def _products(
-    input: Tensor, h: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None, b_hh: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The two products z and a of a cell, (b, gates), and its state h."""
-    x, h = _as_data(input, h)
-    return F.linear(x, w_ih, b_ih), F.linear(h, w_hh, b_hh), h
+for _layer, _cell, _kind in (
+    (torch.rnn_tanh, torch.rnn_tanh_cell, _Kind(torch.rnn_tanh, tanh, lambda products, _: (torch.tanh(products[0]),))),
+    (torch.rnn_relu, torch.rnn_relu_cell, _Kind(torch.rnn_relu, relu, lambda products, _: (torch.relu(products[0]),))),
+    (torch.lstm, torch.lstm_cell, _Kind(torch.lstm, lstm, _lstm_step)),
+    (torch.gru, torch.gru_cell, _Kind(torch.gru, gru, _gru_step, is_of_sum=False)),
+):
+    rewrite(_layer)(_kind.layers)
+    rewrite(_cell)(_kind.cell)
 
 
 def _as_data(*tensors: Tensor) -> list[Tensor]:

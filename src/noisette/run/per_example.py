@@ -35,7 +35,7 @@ from noisette.core.clip import (
 )
 from noisette.core.loss import Loss, Microbatch, ModelBuffers, OutsideTensors, Unwrapped
 from noisette.core.release import BoundedSum, Stateful
-from noisette.core.trace import record_losses
+from noisette.core.trace import LossCall, record_losses
 from noisette.core.vmap import ExamplesDisagreeError, NotVectorizedError, shared_numbers_refused
 from noisette.errors import MissingRuleError, PrivacyError
 from noisette.ranks import Alone, AnyRanks, in_step
@@ -376,15 +376,15 @@ class PerExampleClip:
                 self._may_call_model_at_once &= isinstance(error, NotVectorizedError)
         from noisette.clipping.engines import calls_of_loss, clipped_sum_of, clipped_sum_one_by_one
 
-        arguments = loss, self.model, microbatch, self._trained(), self.buffers
+        call, trained = LossCall(loss, self.model, microbatch, self.buffers, {}), self._trained()
         if self._may_call_model_at_once:
             try:
-                call = calls_of_loss(*arguments, self._outside, public, Blocks)
+                calls = calls_of_loss(call, trained, self._outside, public, Blocks)
                 with _without_autocast(microbatch.tensors[0].device.type):
-                    return clipped_sum_of([call], 1, self.engine, self._trained(), clipping)
+                    return clipped_sum_of([calls], 1, self.engine, trained, clipping)
             except (NotVectorizedError, MissingRuleError, NotImplementedError):
                 microbatch.check_unwritten()
-        found = clipped_sum_one_by_one(*arguments, clipping)
+        found = clipped_sum_one_by_one(call, trained, clipping)
         self._may_call_model_at_once = False
         return found
 
