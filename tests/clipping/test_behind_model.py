@@ -23,13 +23,19 @@ B = 6
 pytestmark = pytest.mark.filterwarnings("ignore::noisette.OneByOneWarning")
 
 
+class Clamp(nn.Module):
+    def forward(self, given: dict[str, Tensor]) -> Tensor:
+        given["x"] = given["x"].clamp(-0.1, 0.1)
+        return given["x"]
+
+
 class Detector(nn.Module):
     """Queries with classes and boxes, an encoder and a head that may be called by themselves, and a count of calls."""
 
     def __init__(self) -> None:
         super().__init__()
         self.encoder = nn.Sequential(nn.Linear(4, 8), nn.Tanh())
-        self.mix = nn.Linear(8, 8)
+        self.mix, self.clamp, self.relu = nn.Linear(8, 8), Clamp(), nn.ReLU(inplace=True)
         self.classes, self.boxes = nn.Linear(8, 3), nn.Linear(8, 4)
         self.register_buffer("seen", torch.zeros((), dtype=torch.float64))
         self.calls, self.features = 0, None
@@ -88,7 +94,7 @@ def in_parts(m: Detector, x: Tensor, y: Tensor, boxes: Tensor) -> Tensor:
 
 
 def in_place(m: Detector, x: Tensor, y: Tensor, boxes: Tensor) -> Tensor:
-    """It writes into what the model returns before it fails, which is not computed at once."""
+    """It writes into what the model returns before it fails."""
     scores = m(x)["classes"]
     scores.div_(2)
     return scores.square().sum() * scores.sum().item()
@@ -129,8 +135,21 @@ def unlike(m: Detector, x: Tensor, y: Tensor, boxes: Tensor) -> Tensor:
     return out["classes"].square().sum() * n[0] + (out["boxes"][0].square().sum() if n[1] else 0 * x.sum())
 
 
-BEHIND = [matched, listed, walked, weighed, in_parts, in_place_after, unlike]
-NOT_BEHIND = [in_place, with_weights, with_attribute, with_buffer, later_call]
+def written_by_a_module(m: Detector, x: Tensor, y: Tensor, boxes: Tensor) -> Tensor:
+    """What follows sees what a module has written into its arguments: a tensor, and a dictionary."""
+    given = {"x": m.encoder(x)}
+    scores = m.classes(m.clamp(given))
+    return (scores.sum() + given["x"].square().sum()) * scores.sum().item()
+
+
+def written_in_place(m: Detector, x: Tensor, y: Tensor, boxes: Tensor) -> Tensor:
+    h = x * 2
+    value = m.encoder(F.relu(m.relu(h))).square().sum()
+    return value * h.sum().item()
+
+
+BEHIND = [matched, listed, in_place, walked, weighed, in_parts, in_place_after, unlike]
+NOT_BEHIND = [written_by_a_module, written_in_place, with_weights, with_attribute, with_buffer, later_call]
 
 
 @pytest.mark.parametrize("loss", BEHIND + NOT_BEHIND)

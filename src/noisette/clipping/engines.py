@@ -16,6 +16,7 @@ from torch.nn.utils.stateless import _reparametrize_module  # pyright: ignore[re
 from torch.overrides import TorchFunctionMode
 
 from noisette import errors as checks
+from noisette.core import vmap
 from noisette.core.backward import per_example_gradients, search, user_hooks_disabled
 from noisette.core.clip import BookKeeping as BookKeeping
 from noisette.core.clip import ClippedSum, Clipping, Engine, Weights, clip_and_sum, group_norms, may_wait, together
@@ -34,17 +35,8 @@ from noisette.core.trace import (
     recorded,
     tensors_among,
 )
-from noisette.core.trees import leaves, map_leaves, with_leaves
-from noisette.core.vmap import (
-    DRAWN,
-    DRAWS,
-    QUESTIONS,
-    Draws,
-    NotVectorizedError,
-    as_if_compiled,
-    is_wrapped,
-    shared_numbers_refused,
-)
+from noisette.core.trees import leaves, map_leaves, tensors, with_leaves
+from noisette.core.vmap import DRAWN, DRAWS, QUESTIONS, Draws, NotVectorizedError, as_if_compiled
 from noisette.errors import PrivacyError
 
 # One example after the other, for a loss that ``torch.func.vmap`` cannot vectorise: code may branch on its values
@@ -77,17 +69,13 @@ def _clipped_in_parts(parts: Iterable[tuple[Tensor, Mapping[str, Tensor]]], clip
 
 
 def _loss_and_gradients(
-    call: LossCall,
-    k: int,
-    leaves: Mapping[Any, Tensor],
-    returned: Sequence[Tensor] = (),
-    calls: Callable[[], AbstractContextManager[None]] = nullcontext,
+    call: LossCall, k: int, leaves: Mapping[Any, Tensor], given: Sequence[Tensor] = (), calls: Within = nullcontext
 ) -> tuple[Tensor, dict[Any, Tensor]]:
-    """The loss of example k, (1,), and its gradients, (1, *leaf.shape), by name; within ``calls`` it is given these."""
+    """The loss of example k, (1,), and its gradients, (1, *leaf.shape), by name; within ``calls`` it is given rows."""
     draws = Draws(call.buffers.seed)
     while True:
         one = call.batch.of_rows([k])
-        of_one = _OneExample([*one.tensors, *returned], draws)
+        of_one = _OneExample([*one.tensors, *given], draws)
         try:
             with torch.enable_grad(), as_if_compiled(), call.buffers.lent(), of_one, calls():
                 value = one_value(call.loss(call.model, *one.args, **one.kwargs))
@@ -142,9 +130,10 @@ class _OneExample(TorchFunctionMode):
         return output
 
 
-# Calls of the model in a loop that computes losses itself
+# Calls of the model at once, where losses are computed otherwise: in a loop that does it itself, or one by one
 
 Rows = Tensor | list[Tensor]  # of an output, each (1, ...) or ()
+Within = Callable[[], AbstractContextManager[None]]
 
 
 @dataclass(eq=False)
@@ -281,15 +270,8 @@ def _of_row(
     return outputs[0].new_zeros(1), _gradients(outputs, arrived, parameters)
 
 
-# Of a loss that cannot be vectorised, behind a model that can, only what follows the calls of the model is looped over
-
-
 def calls_of_loss(
-    call: LossCall,
-    parameters: Mapping[str, Tensor],
-    outside: OutsideTensors,
-    public: Iterable[Tensor],
-    blocks: MakeBlocks | None,
+    call: LossCall, weights: Mapping[str, Tensor], outside: OutsideTensors, public: Iterable[Tensor], blocks: MakeBlocks
 ) -> RecordedCall:
     """The calls of modules until the loss fails in ``vmap``, as one, and the gradients that arrive at their outputs.
 
@@ -306,12 +288,18 @@ def calls_of_loss(
 
     def until_it_fails(*args: Any, **kwargs: Any) -> list[Any]:
         found: list[Any] = []  # the arguments of a call, what it has returned, the arguments of the next one
+        level = vmap.current_level()
         modules.clear()
 
         def called(module: nn.Module, *given: Any) -> Any:
             modules.append(module)
             found.append(copied(given))  # the loss may write into what it gives and gets
+            held = tensors(given)
+            before = [(id(tensor), tensor._version) for tensor in held]
             output = module(*given[0], **given[1])
+            after = [(id(tensor), tensor._version) for tensor in tensors(given)]
+            if after != before or vmap.current_level() != level:
+                raise NotVectorizedError("A module writes into its arguments, or is called within torch.func.")
             found.append(copied(output))
             return output
 
@@ -322,12 +310,12 @@ def calls_of_loss(
             is_ours = isinstance(error, PrivacyError | CallAgainError | torch.OutOfMemoryError)
             if (is_ours and not isinstance(error, NotVectorizedError)) or not found or len(found) % 2:
                 raise  # also where a module fails
-        if any(is_wrapped(buffer) or buffer._version for buffer in model.buffers()):
+        if any(vmap.is_wrapped(buffer) or buffer._version for buffer in model.buffers()):
             raise NotVectorizedError("The loss writes into a buffer.")
         return found
 
-    with shared_numbers_refused():
-        found, columns, recording = recorded(until_it_fails, model, batch, parameters, buffers, outside, public, blocks)
+    with vmap.shared_numbers_refused():
+        found, columns, recording = recorded(until_it_fails, model, batch, weights, buffers, outside, public, blocks)
     entries = iter(zip(leaves(found), columns, strict=True))
     parts = [[next(entries) for _ in leaves(part)] for part in found]
     ends = [rows for part in parts[1::2] for _, rows in part if rows is not None]
@@ -347,15 +335,14 @@ def calls_of_loss(
                 )
                 if module is not expected or not are_rows:  # as where random numbers that reach it are drawn anew
                     raise ValueError("the loss calls modules otherwise for one example")
-                return with_leaves(
-                    output, [leaf if rows is None else next(following).clone() for leaf, rows in entries]
-                )
+                values = [leaf if rows is None else next(following).clone() for leaf, rows in entries]
+                return with_leaves(output, values)
 
             return _calls_made_by(again, model)
 
         starts = {n: row for n, row in enumerate(returned) if row.requires_grad}
-        gradients = _loss_and_gradients(call, k, starts | dict(parameters), returned, repeated)[1]
-        if not starts or gradients.keys() & parameters.keys():
+        gradients = _loss_and_gradients(call, k, starts | dict(weights), returned, repeated)[1]
+        if not starts or gradients.keys() & weights.keys():
             raise ValueError("the loss uses weights outside of the calls of modules")
         return gradients
 

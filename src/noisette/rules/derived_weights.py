@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -23,12 +22,12 @@ from noisette.core.forms import (
     Dense,
     DerivedWeight,
     ExampleGradients,
+    Key,
     Outer,
     add,
     compact,
 )
 
-Key = TypeVar("Key")
 _SUMS = (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__)
 _DIFFERENCES = (torch.sub, Tensor.sub, Tensor.__sub__)
 

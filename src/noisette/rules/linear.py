@@ -302,10 +302,7 @@ def _of_vector(examples: Examples, dy: Tensor, input: Tensor) -> Dense:
     return Dense(torch.bmm(at_positions, examples.sequences(input.conj())).squeeze(1))
 
 
-@rewrite(Tensor.__rmatmul__)
-def matmul_reflected(input: Tensor, other: Tensor) -> Tensor:
-    """The product other @ input."""
-    return torch.matmul(other, input)
+rewrite(Tensor.__rmatmul__)(lambda input, other: torch.matmul(other, input))
 
 
 @rewrite(torch.einsum)

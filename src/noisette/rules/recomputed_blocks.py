@@ -73,6 +73,12 @@ def repeatable(record: Callable[[], ForwardPass], tensors: Sequence[Tensor]) -> 
     return replace(record(), repeat=again)
 
 
+_DIFFERS = (
+    "a function in torch.utils.checkpoint did not do the same when it was recomputed; it must depend on nothing but "
+    "its arguments, the weights and torch's random numbers"
+)
+
+
 class _Saved:
     """In place of a tensor that the graph would keep; it holds the tensor once the block has been recomputed."""
 
@@ -166,13 +172,13 @@ class _Block:
         def fill(tensor: Tensor) -> None:
             place = next(saved, None)
             if place is None:
-                raise _differs()
+                raise PrivacyError(_DIFFERS)
             if (holder := place()) is not None:
                 holder.tensor = tensor.detach()
 
         uses = call.again(fill)
         if next(saved, None) is not None or (self._uses and len(uses) != self._uses):
-            raise _differs()
+            raise PrivacyError(_DIFFERS)
         if self._uses:
             self._recomputed = dict(enumerate(uses))
 
@@ -206,10 +212,3 @@ class _Call:
 
 def _refuse(nothing: None) -> Tensor:
     raise PrivacyError("a checkpointed function takes gradients itself, so it cannot be recomputed")
-
-
-def _differs() -> PrivacyError:
-    return PrivacyError(
-        "a function in torch.utils.checkpoint did not do the same when it was recomputed; it must depend on nothing "
-        "but its arguments, the weights and torch's random numbers"
-    )

@@ -50,8 +50,9 @@ class KnownStates:
         return tensor.detach().transpose(0, 1).to(self.w_hh.dtype)
 
     def connected(self, gradients: Backward, values: Sequence[Tensor], *projected: Tensor) -> tuple[Tensor, ...]:
-        """The values with this backward pass."""
-        return _connect(gradients, values, (self.w_hh, self.w_hr), (self.z, self.a, *projected, *self.states))
+        """The values with this backward pass, as functions of z, a, the product of a projection and the states."""
+        weights = [weight.detach() for weight in (self.w_hh, self.w_hr) if weight is not None]
+        return _StatesFunction.apply(gradients, values, weights, self.z, self.a, *projected, *self.states)
 
 
 # Of the weights W_hh and, of a projection, W_hr, and the gradients that arrive at the values: gradients at z, a, the
@@ -77,13 +78,6 @@ class _StatesFunction(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise RuntimeError("a recorded recurrent layer has no second derivatives; take steps by a cell instead")
         return None, None, None, *ctx.gradients(ctx.saved_tensors, dy)
-
-
-def _connect(
-    gradients: Backward, values: Sequence[Tensor], weights: Sequence[Tensor | None], sources: Sequence[Tensor]
-) -> tuple[Tensor, ...]:
-    """Known values as functions of z, a, the product of a projection and the states before the first step."""
-    return _StatesFunction.apply(gradients, values, [w.detach() for w in weights if w is not None], *sources)
 
 
 def tanh(known: KnownStates) -> tuple[Tensor, ...]:
@@ -401,11 +395,10 @@ class _Kind:
         with torch.no_grad():
             before = torch.cat([states[0].unsqueeze(1), values[0][:, :-1]], 1)
             unprojected = torch.stack([one.after[0].detach() for one in steps], 1)
-        products = [F.linear(x, weights.w_ih, weights.b_ih), F.linear(before, weights.w_hh, weights.b_hh)]
-        if weights.w_hr is not None:
-            products.append(F.linear(unprojected, weights.w_hr))
-        gradients = partial(_back_through, steps, values[0])
-        return _connect(gradients, values, (weights.w_hh, weights.w_hr), (*products, *states))
+        z, a = F.linear(x, weights.w_ih, weights.b_ih), F.linear(before, weights.w_hh, weights.b_hh)
+        projected = () if weights.w_hr is None else (F.linear(unprojected, weights.w_hr),)
+        known = KnownStates(z, a, before, states, values[0], weights.w_hh, weights.w_hr)
+        return known.connected(partial(_back_through, steps, values[0]), values, *projected)
 
 
 def _lstm_step(products: Sequence[Tensor], states: Sequence[Tensor]) -> tuple[Tensor, ...]:
