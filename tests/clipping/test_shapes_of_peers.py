@@ -95,7 +95,7 @@ def others() -> Iterator[tuple[str, Case]]:
     weighted = lambda: Forward(lambda m, i, w: m.f(i, per_sample_weights=w), f=nn.EmbeddingBag(WORDS, 3, mode="sum"))  # noqa: E731
     yield "EmbeddingBag weighted", (weighted, (words(5), floats(5)))
     for shape, normalized in (((4,), (4,)), ((3, 4), (4,)), ((3, 4), (3, 4)), ((2, 3, 4), (3, 4))):
-        yield f"LayerNorm {shape} {normalized}", (lambda n=normalized: nn.LayerNorm(n), (floats(*shape),))
+        yield f"LayerNorm {shape} {normalized}", (lambda n=list(normalized): nn.LayerNorm(n), (floats(*shape),))
     yield "RMSNorm", (lambda: nn.RMSNorm(4), (floats(3, 4),))
     for groups, shape in ((1, (4,)), (2, (4, 5)), (4, (4, 3, 2)), (2, (4, 3, 2, 2))):
         yield f"GroupNorm {groups} {shape}", (lambda g=groups: nn.GroupNorm(g, 4), (floats(*shape),))

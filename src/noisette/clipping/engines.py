@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
@@ -69,15 +69,15 @@ def _clipped_in_parts(parts: Iterable[tuple[Tensor, Mapping[str, Tensor]]], clip
 
 
 def _loss_and_gradients(
-    call: LossCall, k: int, leaves: Mapping[Any, Tensor], given: Sequence[Tensor] = (), calls: Within = nullcontext
+    call: LossCall, k: int, leaves: Mapping[Any, Tensor], own: Sequence[Tensor] = (), begin: Begin = lambda: None
 ) -> tuple[Tensor, dict[Any, Tensor]]:
-    """The loss of example k, (1,), and its gradients, (1, *leaf.shape), by name; within ``calls`` it is given rows."""
+    """The loss of example k, (1,), and its gradients, (1, *leaf.shape), by name; ``begin`` runs before the loss."""
     draws = Draws(call.buffers.seed)
     while True:
         one = call.batch.of_rows([k])
-        of_one = _OneExample([*one.tensors, *given], draws)
+        begin()
         try:
-            with torch.enable_grad(), as_if_compiled(), call.buffers.lent(), of_one, calls():
+            with torch.enable_grad(), as_if_compiled(), call.buffers.lent(), _OneExample([*one.tensors, *own], draws):
                 value = one_value(call.loss(call.model, *one.args, **one.kwargs))
             break
         except CallAgainError as error:
@@ -133,7 +133,7 @@ class _OneExample(TorchFunctionMode):
 # Calls of the model at once, where losses are computed otherwise: in a loop that does it itself, or one by one
 
 Rows = Tensor | list[Tensor]  # of an output, each (1, ...) or ()
-Within = Callable[[], AbstractContextManager[None]]
+Begin = Callable[[], None]
 
 
 @dataclass(eq=False)
@@ -319,11 +319,13 @@ def calls_of_loss(
     entries = iter(zip(leaves(found), columns, strict=True))
     parts = [[next(entries) for _ in leaves(part)] for part in found]
     ends = [rows for part in parts[1::2] for _, rows in part if rows is not None]
+    again: Any = None  # what a call of a module gives the example under way
 
     def gradients_of(k: int) -> dict[Any, Tensor]:
         returned = [rows[k].detach().requires_grad_(rows.requires_grad) for rows in ends]
 
-        def repeated() -> AbstractContextManager[None]:
+        def begin() -> None:
+            nonlocal again
             calls, following = iter(zip(modules, parts[::2], found[1::2], parts[1::2], strict=True)), iter(returned)
 
             def again(module: nn.Module, *given: Any) -> Any:
@@ -338,16 +340,15 @@ def calls_of_loss(
                 values = [leaf if rows is None else next(following).clone() for leaf, rows in entries]
                 return with_leaves(output, values)
 
-            return _calls_made_by(again, model)
-
         starts = {n: row for n, row in enumerate(returned) if row.requires_grad}
-        gradients = _loss_and_gradients(call, k, starts | dict(weights), returned, repeated)[1]
+        gradients = _loss_and_gradients(call, k, starts | dict(weights), returned, begin)[1]
         if not starts or gradients.keys() & weights.keys():
             raise ValueError("the loss uses weights outside of the calls of modules")
         return gradients
 
     try:
-        each = [gradients_of(k) for k in range(batch.count)]
+        with _calls_made_by(lambda *made: again(*made), model):
+            each = [gradients_of(k) for k in range(batch.count)]
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
@@ -363,16 +364,17 @@ def calls_of_loss(
 @contextmanager
 def _calls_made_by(instead: Callable[..., Any], model: nn.Module) -> Iterator[None]:
     """Within it ``instead(module, args, kwargs)`` is what a call of a module of the model gives outside of others."""
-    own, before = set(model.modules()), nn.Module.__call__
+    own, before, is_inside = set(model.modules()), nn.Module.__call__, False
 
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if module not in own:
+        nonlocal is_inside
+        if is_inside or module not in own:
             return before(module, *args, **kwargs)
-        nn.Module.__call__ = before
+        is_inside = True
         try:
             return instead(module, args, kwargs)
         finally:
-            nn.Module.__call__ = call
+            is_inside = False
 
     nn.Module.__call__ = call
     try:
