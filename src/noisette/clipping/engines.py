@@ -282,8 +282,7 @@ def calls_of_loss(
     Raises:
         NotVectorizedError: a module cannot be vectorised, or the losses depend on weights or records otherwise.
     """
-    model, batch, buffers = call.model, call.batch, call.buffers
-    modules: list[nn.Module] = []
+    model, batch, buffers, modules = call.model, call.batch, call.buffers, list[nn.Module]()
     copied = partial(map_leaves, lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf)
 
     def until_it_fails(*args: Any, **kwargs: Any) -> list[Any]:
@@ -297,8 +296,7 @@ def calls_of_loss(
             held = tensors(given)
             before = [(id(tensor), tensor._version) for tensor in held]
             output = module(*given[0], **given[1])
-            after = [(id(tensor), tensor._version) for tensor in tensors(given)]
-            if after != before or vmap.current_level() != level:
+            if before != [(id(tensor), tensor._version) for tensor in tensors(given)] or vmap.current_level() != level:
                 raise NotVectorizedError("A module writes into its arguments, or is called within torch.func.")
             found.append(copied(output))
             return output
@@ -319,13 +317,13 @@ def calls_of_loss(
     entries = iter(zip(leaves(found), columns, strict=True))
     parts = [[next(entries) for _ in leaves(part)] for part in found]
     ends = [rows for part in parts[1::2] for _, rows in part if rows is not None]
-    again: Any = None  # what a call of a module gives the example under way
+    of_one: Any = None  # what a call of a module gives in the example under way
 
     def gradients_of(k: int) -> dict[Any, Tensor]:
         returned = [rows[k].detach().requires_grad_(rows.requires_grad) for rows in ends]
 
         def begin() -> None:
-            nonlocal again
+            nonlocal of_one
             calls, following = iter(zip(modules, parts[::2], found[1::2], parts[1::2], strict=True)), iter(returned)
 
             def again(module: nn.Module, *given: Any) -> Any:
@@ -340,6 +338,8 @@ def calls_of_loss(
                 values = [leaf if rows is None else next(following).clone() for leaf, rows in entries]
                 return with_leaves(output, values)
 
+            of_one = again
+
         starts = {n: row for n, row in enumerate(returned) if row.requires_grad}
         gradients = _loss_and_gradients(call, k, starts | dict(weights), returned, begin)[1]
         if not starts or gradients.keys() & weights.keys():
@@ -347,7 +347,7 @@ def calls_of_loss(
         return gradients
 
     try:
-        with _calls_made_by(lambda *made: again(*made), model):
+        with _calls_made_by(lambda *made: of_one(*made), model):
             each = [gradients_of(k) for k in range(batch.count)]
     except torch.OutOfMemoryError:
         raise
