@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from noisette.data import DataError, DataSet, files
-from noisette.data.built_in_texts import ag_news
+from noisette.data.built_in_tables import ag_news
 from noisette.data.dataset import refuse
 from noisette.data.words import PADDING, Numbering, split
 

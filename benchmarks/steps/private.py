@@ -78,7 +78,7 @@ def release_of(batch_size: int, capture: Capture) -> GaussianRelease:
     """The release of a step; its noise is compiled where ``capture`` asks for a compiled step."""
     key = SecretKey()
     noise = GaussianNoise(key, CompiledNoise(schedule_of(capture), lambda: 1.0))
-    return GaussianRelease(key, sgd.NOISE_MULTIPLIER, batch_size, JointSums(noise, Alone()))
+    return GaussianRelease(key, sgd.NOISE_MULTIPLIER, batch_size, JointSums(noise.add_, Alone()))
 
 
 def _private_step(bound: GradientBound, add: Callable[[], object], batch_size: int, capture: Capture) -> sgd.Step:

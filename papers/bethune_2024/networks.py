@@ -14,8 +14,7 @@ from noisette.lipschitz import NormBound, Sensitivities, propagation
 from noisette.lipschitz.propagation import Stretching
 from noisette.nn.lipschitz import GroupSort2, LayerCentering, Scale, SpectralLinear, SphereInput
 from noisette.nn.models import REGISTRY, BuiltIn, FixedFeatures, Shape, lipschitz_mixer
-from noisette.nn.models.networks import need_axes, need_images
-from noisette.nn.models.on_features import dense_head, linear_head
+from noisette.nn.models.networks import dense_head, linear_head, need_axes, need_images
 
 _COSINES = 512
 _BREADTH = 0.35  # standard deviation of the frequencies, for columns of deviation 1

@@ -25,9 +25,6 @@ TABLE = [
     (16, 50_000, 125_000, 4, 0.5800, 0.5516, 0.5234),
     (4000, 50_000, 1250, 2, 7.1613, 6.1687, 5.7250),
 ]
-PAPER = MomentsAccountant(orders=range(1, 33))
-
-
 # The orders of TF-Privacy in early 2020, which are larger by 1 than those of moments.
 OLDER = MomentsAccountant(
     orders=[order - 1 for order in (1.25, 1.5, 1.75, 2, 2.25, 2.5, 3, 3.5, 4, 4.5, *range(5, 64), 128, 256, 512)]
@@ -92,12 +89,7 @@ def test_epsilon_is_that_of_the_accountant():
 
 
 def test_a_spent_budget_allows_no_steps():
-    spent = {
-        "epsilon": 1.0,
-        "delta": 1e-5,
-        "accountant": RdpAccountant(),
-        "prior_events": {PoissonGaussian(1.0, 1.0): 1},
-    }
+    spent = BUDGET | {"accountant": RdpAccountant(), "prior_events": {PoissonGaussian(1.0, 1.0): 1}}
     assert steps_for(sampling_rate=0.01, noise_multiplier=4.0, **spent) == 0
     with pytest.raises(ValueError, match=r"the prior events alone cost epsilon=4\.729, which leaves nothing"):
         noise_multiplier_for(steps=10, sampling_rate=0.01, **spent)

@@ -147,8 +147,10 @@ def test_a_moved_folder_takes_its_ledger_along(real: Path, monkeypatch: pytest.M
         real.parent.mkdir()
         with Ledger(real) as other:
             steps(other, 1)
-        steps(ledger, 2)
-    assert Ledger.read(moved / real.name).events == {EVENT: 8}
+        steps(ledger, 80)
+    assert Ledger.read(moved / real.name).events == {EVENT: 84}
+    assert lines(moved / real.name) > 80, "what is not at its path is not replaced"
+    assert Ledger.read(real).events == {EVENT: 4}
 
 
 def test_what_is_written_is_what_the_path_names(real: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,13 +185,8 @@ def test_a_file_that_was_replaced_where_it_is_mounted_alone_is_refused(
     with Ledger(real) as ledger:
         steps(ledger, 4)
     status = os.fstat
-
-    class Nameless:
-        def __init__(self, found: os.stat_result) -> None:
-            self.st_mode, self.st_ino, self.st_dev, self.st_size = found[0], found[1], found[2], found.st_size
-            self.st_nlink = 0
-
-    monkeypatch.setattr(os, "fstat", lambda descriptor: Nameless(status(descriptor)))
+    nameless = lambda found: os.stat_result((*found[:3], 0, *found[4:]))  # noqa: E731
+    monkeypatch.setattr(os, "fstat", lambda descriptor: nameless(status(descriptor)))
     for open_again in (Ledger, Ledger.read):
         with pytest.raises((PrivacyError, ValueError), match=r"replaced by a newer one.*mount its folder"):
             open_again(real)

@@ -68,14 +68,17 @@ def test_a_file_that_is_refused_is_not_left_locked(path, content):
     assert refusal.tb, "the traceback, which keeps the ledger alive, was still there"
 
 
-def test_a_closed_ledger_is_read_and_not_written(path):
-    with Ledger(path) as ledger:
+def test_a_closed_ledger_is_read_and_not_written_nor_is_one_that_was_read(path):
+    with Ledger(path, dataset="digits") as ledger:
         ledger.reserve(EVENT, 4)
-    assert ledger.events == {EVENT: 4}
+    read = Ledger.read(path)
     for write in (lambda: ledger.reserve(EVENT, 1), lambda: ledger.charge(EVENT), ledger.commit, ledger.release):
         with pytest.raises(PrivacyError, match="closed"):
             write()
-    assert Ledger.read(path).events == ledger.events == {EVENT: 4}
+    for write in (lambda: read.reserve(EVENT, 1), lambda: read.charge(EVENT)):
+        with pytest.raises(PrivacyError, match=r"was opened read-only.*dataset='digits'"):
+            write()
+    assert Ledger.read(path).events == ledger.events == read.events == {EVENT: 4}
 
 
 def test_a_ledger_that_is_open_cannot_be_copied(path):
@@ -145,12 +148,3 @@ def test_a_disk_without_locks_is_refused_in_a_sentence_and_leaves_nothing_open(p
         Ledger(path)
     assert os.listdir("/proc/self/fd") == before
     assert refusal.tb, "the traceback, which keeps the file's object alive, was still there"
-
-
-def test_a_ledger_that_was_read_is_not_written(path):
-    with Ledger(path, dataset="digits") as ledger:
-        ledger.reserve(EVENT, 4)
-    for write in (lambda ledger: ledger.reserve(EVENT, 1), lambda ledger: ledger.charge(EVENT)):
-        with pytest.raises(PrivacyError, match=r"was opened read-only.*dataset='digits'"):
-            write(Ledger.read(path))
-    assert Ledger.read(path).events == {EVENT: 4}

@@ -78,6 +78,15 @@ def sealed(*lines: tuple[Kind, str, int | None, int]) -> bytes:
     return content
 
 
+def test_more_commits_than_reservations_are_refused_though_the_digests_fit(path: Path) -> None:
+    reserve, commit, release = (Kind.RESERVE, "", None, 3), (Kind.COMMIT, "", None, 1), (Kind.RELEASE, "", None, 3)
+    path.write_bytes(sealed(reserve, commit, release))
+    with pytest.raises(ValueError, match=r"line 3: .*more than the 3 reserved"):
+        Ledger.read(path)
+    path.write_bytes(sealed(reserve, release))
+    assert Ledger.read(path).events == {}, "without its commit line the released step would be free"
+
+
 @pytest.mark.parametrize("kind", [Kind.RELEASE, Kind.COMMIT])
 def test_a_run_that_gives_back_the_steps_of_another_is_refused(path: Path, kind: Kind) -> None:
     lines = [(Kind.RESERVE, "a", 5, 8), (Kind.RESERVE, "b", 5, 2)]

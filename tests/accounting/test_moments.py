@@ -95,27 +95,6 @@ def test_real_orders_of_the_four_hundred_epochs_in_the_paper():
 def test_log_of_the_original_code():
     """The README log of the authors' code: one release on all records, then 10 steps that it charges twice each."""
     run = PAPER.compose({Gaussian(7.0): 1, PoissonGaussian(0.01, 4.0): 20})
-    printed = [
-        (0.125, 0.72709),
-        (0.25, 0.24708),
-        (0.5, 0.0029139),
-        (1, 6.494e-10),
-        (2, 8.2241e-24),
-        (4, 1.319e-51),
-        (8, 3.3927e-107),
-    ]
-    for epsilon, delta in printed:
+    printed = 0.72709, 0.24708, 0.0029139, 6.494e-10, 8.2241e-24, 1.319e-51, 3.3927e-107
+    for epsilon, delta in zip((0.125, 0.25, 0.5, 1, 2, 4, 8), printed, strict=True):
         assert run.delta(epsilon=epsilon) == pytest.approx(delta, rel=2e-4)
-
-
-@pytest.mark.parametrize("orders", [[], [0], [1, -3], [math.inf], [math.nan], ["2"]])
-def test_orders_are_numbers_above_zero(orders):
-    with pytest.raises((ValueError, TypeError), match="order"):
-        MomentsAccountant(orders=orders)
-
-
-def test_full_batch_has_the_moment_of_the_gaussian():
-    for order in (1, 5, 40):
-        assert log_moment(PoissonGaussian(1.0, 7.0), order) == pytest.approx(order * (order + 1) / 98, rel=1e-12)
-        assert log_e1(Gaussian(7.0), order) == pytest.approx(order * (order + 1) / 98, rel=1e-11)
-    assert log_moment(Gaussian(7.0), 2.5) == pytest.approx(2.5 * 3.5 / 98, rel=1e-11)

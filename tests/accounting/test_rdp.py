@@ -1,4 +1,5 @@
 import math
+from itertools import product
 
 import numpy as np
 import pytest
@@ -8,7 +9,14 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 from support.exact_privacy import loss_of
 
-from noisette.accounting import FixedSizeGaussian, Gaussian, PoissonGaussian, RdpAccountant, RepeatAndSelect
+from noisette.accounting import (
+    FixedSizeGaussian,
+    Gaussian,
+    MomentsAccountant,
+    PoissonGaussian,
+    RdpAccountant,
+    RepeatAndSelect,
+)
 
 
 def test_a_tiny_cost_is_not_rounded_to_zero():
@@ -16,10 +24,11 @@ def test_a_tiny_cost_is_not_rounded_to_zero():
     assert RdpAccountant().compose({PoissonGaussian(1e-9, 1e4): 1}).epsilon(delta=1e-12) > 0
 
 
-@pytest.mark.parametrize("orders", [(), (1,), (2, 0.5), (math.nan,), (math.inf,), ("2",), (True,)])
-def test_orders_are_numbers_above_one(orders):
-    with pytest.raises((TypeError, ValueError), match="order"):
-        RdpAccountant(orders=orders)
+def test_orders_are_numbers_above_one_or_of_moments_above_zero():
+    bad = (), (0,), (1, -3), (math.nan,), (math.inf,), ("2",), (True,)
+    for kind, orders in [*product((RdpAccountant, MomentsAccountant), bad), (RdpAccountant, (2, 1))]:
+        with pytest.raises((TypeError, ValueError), match="order"):
+            kind(orders=orders)
 
 
 def divergence_of_mixtures(rate, first, second, noise, order):

@@ -6,9 +6,6 @@ import errno
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import suppress
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +69,13 @@ def test_a_line_whose_digest_was_asked_for_stays(path: Path) -> None:
         assert all(map(ledger.holds, heads))
         assert not ledger.holds("0" * 64)
     assert all(map(Ledger.read(path).holds, heads))
+    before, beside = path.read_bytes(), path.with_name("ledger.jsonl.unfinished")
+    beside.write_bytes(b"half a line, of a crash")
     with Ledger(path) as again:
+        assert not beside.exists()
         steps(again, 100)
         assert all(map(again.holds, heads))
+    assert path.read_bytes().startswith(before), "lines of an earlier process stay"
 
 
 def test_it_is_short_before_its_end_is_named(path: Path) -> None:
@@ -91,49 +92,6 @@ def test_it_is_short_before_its_end_is_named(path: Path) -> None:
         steps(ledger, 1)
 
 
-@pytest.mark.usefixtures("_short")
-def test_lines_of_an_earlier_process_stay_as_they_are(path: Path) -> None:
-    with Ledger(path) as ledger:
-        steps(ledger, 7)
-    before = path.read_bytes()
-    with Ledger(path) as ledger:
-        steps(ledger, 200)
-        assert path.read_bytes().startswith(before)
-        assert ledger.events == {EVENT: 208}
-
-
-@pytest.mark.usefixtures("_short")
-def test_the_lock_is_never_let_go(path: Path) -> None:
-    with Ledger(path) as ledger:
-        for _ in range(10):
-            steps(ledger, 8)
-            with pytest.raises(PrivacyError, match="open for writing elsewhere"):
-                Ledger(path)
-    Ledger(path).close()
-
-
-@pytest.mark.usefixtures("_short")
-def test_a_folder_that_was_moved_keeps_its_growing_file(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    with Ledger(tmp_path / "run" / "ledger.jsonl") as ledger:
-        steps(ledger, 8)
-        (tmp_path / "run").rename(tmp_path / "moved")
-        (tmp_path / "run").mkdir()
-        steps(ledger, 80)
-    assert os.listdir(tmp_path / "run") == []
-    assert lines(tmp_path / "moved" / "ledger.jsonl") > 80
-    assert Ledger.read(tmp_path / "moved" / "ledger.jsonl").events == {EVENT: 88}
-
-
-@pytest.mark.usefixtures("_short")
-def test_what_a_crash_left_beside_it_is_cleared(path: Path) -> None:
-    beside = path.with_name("ledger.jsonl.unfinished")
-    beside.write_bytes(b"half a line")
-    with Ledger(path) as ledger:
-        assert not beside.exists()
-        steps(ledger, 40)
-
-
 def test_reservations_come_first() -> None:
     """So that a file which ends anywhere in the lines counts no less than the lines say by then."""
     tail, end = Tail(), End()
@@ -147,68 +105,6 @@ def test_reservations_come_first() -> None:
 
 
 # What may go wrong meanwhile
-
-Fail = Callable[..., Any]
-
-
-def failing(name: str, at: int, error: BaseException, *, once: bool, after: bool) -> tuple[Fail, list[int]]:
-    whole, left = getattr(os, name), [at]
-
-    def call(*arguments: Any, **options: Any) -> Any:
-        left[0] -= 1
-        if left[0] < 0 and (left[0] == -1 or not once):
-            if after:
-                whole(*arguments, **options)
-            raise error
-        return whole(*arguments, **options)
-
-    return call, left
-
-
-def steps_in_spite_of(path: Path, number: int) -> int:
-    """How many steps happened in a run whose owner goes on after each failure."""
-    happened = 0
-    with suppress(OSError, KeyboardInterrupt, PrivacyError), Ledger(path) as ledger:
-        for step in range(number):
-            with suppress(OSError, KeyboardInterrupt, PrivacyError):
-                if step % 4 == 0:
-                    ledger.reserve(EVENT, 4)
-                ledger.commit()
-                happened += 1
-        with suppress(OSError, KeyboardInterrupt, PrivacyError):
-            ledger.release()
-    return happened
-
-
-@pytest.mark.usefixtures("_short")
-@pytest.mark.parametrize(("after", "once"), [(True, True), (False, False)], ids=["once-after", "for-good-before"])
-@pytest.mark.parametrize(
-    ("name", "error"),
-    [
-        *((name, OSError(errno.ENOSPC, "disk full")) for name in ("write", "fsync", "replace", "open")),
-        *((name, KeyboardInterrupt()) for name in ("write", "fsync", "replace", "open", "lstat", "fstat")),
-    ],
-    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
-)
-def test_a_call_that_fails_never_hides_a_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, error: BaseException, after: bool, once: bool
-) -> None:
-    for at in count():
-        path = tmp_path / f"{at}.jsonl"
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "fsync", lambda descriptor: None)  # quicker, and no kill is tried here
-            call, left = failing(name, at, error, once=once, after=after)
-            patch.setattr(os, name, call)
-            happened = steps_in_spite_of(path, 30)
-        if path.exists():
-            Ledger.repair(path)
-            assert sum(Ledger.read(path).events.values()) >= happened
-        else:
-            assert happened == 0
-        if left[0] >= 0:
-            break
-    assert at >= 2
-    assert happened == 30
 
 
 @pytest.mark.usefixtures("_short")

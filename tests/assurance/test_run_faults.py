@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from failing_calls import FailingCall
 from noisette import Ledger, PrivacyError, PrivateRun, privatize
 from noisette.core.release import GaussianRelease
 from small_run import NUMBERS, STEPS, begin, go_on, parts, take_steps
@@ -47,21 +48,6 @@ def abandon(run: PrivateRun) -> None:
 # Disks
 
 
-class Failing:
-    """A system call that fails from the so-manieth use on, before its work or after it."""
-
-    def __init__(self, name: str, at: int, error: OSError, *, after: bool) -> None:
-        self.call, self.left, self.error, self.after = getattr(os, name), at, error, after
-
-    def __call__(self, *arguments: Any, **options: Any) -> Any:
-        self.left -= 1
-        if self.left < 0:
-            if self.after:
-                self.call(*arguments, **options)
-            raise self.error
-        return self.call(*arguments, **options)
-
-
 @pytest.mark.parametrize(
     ("name", "after", "stride"),
     [
@@ -83,7 +69,7 @@ def test_a_disk_that_fails_at_any_call_leaves_what_is_paid_for_and_can_be_gone_o
         folder.mkdir()
         calls.clear()
         with monkeypatch.context() as patch:
-            failing = Failing(name, at, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), after=after)
+            failing = FailingCall(name, at, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), after=after)
             patch.setattr(os, name, failing)
             with suppress(OSError):
                 run = begin(folder)

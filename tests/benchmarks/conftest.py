@@ -51,20 +51,14 @@ def _a_report(name: str, **more: Any) -> dict[str, Any]:
         "nxBP": {"seconds": 0.06, "each": [0.06], "ratio": 30.0},
         "Elsewhere": {"error": "MemoryError: 3 < 4"},
     }
+    versions = {"torch": "2.10", "opacus": None}
+    title = {"experiment": name, "title": "Time per step", "about": "What it is about."}
     return {
-        "experiment": name,
-        "title": "Time per step",
-        "about": "What it is about.",
+        **title,
         "unit": "seconds",
         "axis": None,
         "rounds": 3,
-        "hardware": {
-            "processor": "A processor",
-            "device": "cpu",
-            "threads": 2,
-            "python": "3.12",
-            "versions": {"torch": "2.10", "opacus": None},
-        },
+        "hardware": {"processor": "A processor", "device": "cpu", "threads": 2, "python": "3.12", "versions": versions},
         "cells": [_a_cell("mlp", "MLP", 128, rows, target=1.5), _a_cell("resnet18", "ResNet-18", 4, rows, image=64)],
         **more,
     }

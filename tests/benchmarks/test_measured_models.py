@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.steps.cell import Cell
 from benchmarks.steps.experiments import EXPERIMENTS
 from benchmarks.steps.large_models import VOCABULARY, bert_base, gpt2, vit_small
 from benchmarks.steps.methods import METHODS
@@ -54,9 +53,3 @@ def test_experiments_name_models_and_methods_that_exist(name: str) -> None:
     assert set(experiment.methods) <= set(METHODS)
     assert experiment.methods[0] == "plain"
     assert len(set(experiment.cells)) == len(experiment.cells)
-
-
-def test_a_choice_of_models_and_methods_keeps_plain_training() -> None:
-    chosen = EXPERIMENTS["targets"].only(["cnn"], ["nxBP"], None, None)
-    assert chosen.cells == (Cell("cnn", 128, target=0.95, target_compiled=0.9),)
-    assert chosen.methods == ("plain", "nxBP")

@@ -30,6 +30,11 @@ def nearly_no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sgd, "NOISE_MULTIPLIER", 1e-9)
 
 
+def of_mlp(batch: int) -> tuple[nn.Module, sgd.Data]:
+    cell = Cell("mlp", batch=batch)
+    return cell.model("cpu"), cell.data("cpu")
+
+
 def weights_after_a_step(method: str, model: nn.Module, data: sgd.Data) -> dict[str, Tensor]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -54,9 +59,7 @@ def clipped_step(model: nn.Module, data: sgd.Data) -> dict[str, Tensor]:
 @pytest.mark.usefixtures("nearly_no_noise")
 @pytest.mark.parametrize("method", CLIPPED)
 def test_every_method_that_clips_takes_the_same_step(method: str) -> None:
-    cell = Cell("mlp", batch=5)
-    model = cell.model("cpu")
-    data = cell.data("cpu")
+    model, data = of_mlp(5)
     before = {name: p.clone() for name, p in model.state_dict().items()}
     expected = clipped_step(model, data)
     after = weights_after_a_step(method, model, data)
@@ -66,9 +69,7 @@ def test_every_method_that_clips_takes_the_same_step(method: str) -> None:
 
 @pytest.mark.parametrize("method", CLIPPED)
 def test_every_method_that_clips_adds_noise(method: str) -> None:
-    cell = Cell("mlp", batch=2)
-    model = cell.model("cpu")
-    data = cell.data("cpu")
+    model, data = of_mlp(2)
     expected = clipped_step(model, data)
     after = weights_after_a_step(method, model, data)
     std = sgd.LEARNING_RATE * sgd.MAX_GRAD_NORM * sgd.NOISE_MULTIPLIER / 2
@@ -80,8 +81,7 @@ def test_every_method_that_clips_adds_noise(method: str) -> None:
 def test_a_captured_step_is_no_eager_step(name: str) -> None:
     """After the two steps that make it ready, and the one that compares again."""
     with private.uncaptured_is_an_error():
-        cell = Cell("mlp", batch=8)
-        step = METHODS[name](cell.model("cpu"), cell.data("cpu"))
+        step = METHODS[name](*of_mlp(8))
         for _ in range(3):
             step()
         with patch.object(engines.BookKeeping, "clipped_sum", side_effect=AssertionError("eager")):
@@ -94,8 +94,7 @@ def test_a_step_that_cannot_be_captured_is_an_error(name: str, monkeypatch: pyte
         raise CaptureError("there is no graph")
 
     monkeypatch.setattr("noisette.capture.graph.trace", no_trace)
-    cell = Cell("mlp", batch=8)
-    step = METHODS[name](cell.model("cpu"), cell.data("cpu"))
+    step = METHODS[name](*of_mlp(8))
     with private.uncaptured_is_an_error():
         step()
         with pytest.raises(CaptureWarning, match="the step is not captured: there is no graph"):
@@ -103,8 +102,7 @@ def test_a_step_that_cannot_be_captured_is_an_error(name: str, monkeypatch: pyte
 
 
 def test_compiled_plain_training_is_plain_training_in_a_compiled_function(monkeypatch: pytest.MonkeyPatch) -> None:
-    cell = Cell("mlp", batch=5)
-    model, data = cell.model("cpu"), cell.data("cpu")
+    model, data = of_mlp(5)
     copied = copy.deepcopy(model)
     expected = weights_after_a_step("plain", model, data)
     compiled: list[int] = []
@@ -123,8 +121,7 @@ def test_compiled_plain_training_is_plain_training_in_a_compiled_function(monkey
 @pytest.mark.usefixtures("nearly_no_noise")
 def test_a_clipless_step_is_a_plain_step_and_a_projection() -> None:
     cell = Cell("lipschitz-dense", batch=5)
-    model = cell.model("cpu")
-    data = cell.data("cpu")
+    model, data = cell.model("cpu"), cell.data("cpu")
     params = list(model.parameters())
     gradients = torch.autograd.grad(nn.functional.cross_entropy(model(data.inputs), data.targets), params)
     moved = [(p - sgd.LEARNING_RATE * g).detach() for p, g in zip(params, gradients, strict=True)]
@@ -141,10 +138,9 @@ def test_it_is_imported_from_the_path_and_its_optimizer_takes_the_step(
     assert not peer_fastdp.is_found()
     peer_fastdp.look_in(fastdp)
     assert peer_fastdp.is_found()
-    cell = Cell("mlp", batch=4)
-    model = cell.model("cpu")
+    model, data = of_mlp(4)
     before = [p.detach().clone() for p in model.parameters()]
-    step = METHODS[name](model, cell.data("cpu"))
+    step = METHODS[name](model, data)
     step()
     step()
     moved = 2 * sgd.LEARNING_RATE * sgd.MAX_GRAD_NORM * sgd.NOISE_MULTIPLIER / 4
@@ -158,9 +154,9 @@ def test_a_run_takes_noised_steps_by_its_ledger_and_its_parts_leave_the_weights(
     data = Cell("mlp", batch=8, records=64).data("cpu")
     assert (len(data.targets), data.size, data.sampling_rate) == (64, 8, 1 / 8)
     for name in whole_run.METHODS:
-        if name == "run" or name in ("run: clip", "run: noise"):  # they compile
+        if name in ("run", "run: clip", "run: noise"):  # they compile
             continue
-        model = Cell("mlp", batch=8).model("cpu")
+        model, _ = of_mlp(8)
         before = [p.detach().clone() for p in model.parameters()]
         step = METHODS[name](model, data)
         for _ in range(3):

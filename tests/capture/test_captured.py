@@ -127,9 +127,6 @@ def test_what_cannot_be_traced_is_left_to_the_caller() -> None:
     assert captured.problem is not None
 
 
-# Numbers of rows
-
-
 def traced(captured: Captured, rows: int, seconds: float) -> None:
     captured._sizes[rows].graphs = [module._Timed(Replaced(Scaled()), seconds=[seconds] * 3)]
 
@@ -193,9 +190,6 @@ def test_a_graph_is_compiled_once_it_is_repaid(monkeypatch: pytest.MonkeyPatch) 
     assert [timed.is_compiled for timed in captured._sizes[3].graphs] == [False, True]
 
 
-# Comparisons
-
-
 def test_the_difference_is_a_share_of_the_norm() -> None:
     one, other = [torch.tensor([3.0, 0.0]), torch.tensor([4.0])], [torch.tensor([3.0, 0.5]), torch.tensor([4.0])]
     assert math.isclose(relative_difference(other, one), 0.1)
@@ -234,9 +228,6 @@ def test_a_comparison_draws_what_the_step_alone_would_draw() -> None:
             outputs = call(captured, drops, X)
             assert outputs is not None
             torch.testing.assert_close(outputs[0], each)
-
-
-# When a step is traced and compiled, and for how many rows
 
 
 def test_what_is_asked_for_is_done_at_once() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,11 @@ from torch import Tensor, nn
 
 from noisette.capture.graph import CaptureError, trace, why_not_compiled
 from noisette.core.loss import OutsideTensors
+
+
+def compiles(test: Any) -> Any:
+    skips = pytest.mark.skipif(why_not_compiled() is not None, reason="no compiler")
+    return pytest.mark.slow(skips(pytest.mark.filterwarnings("ignore::DeprecationWarning")(test)))  # of torch itself
 
 
 def test_constants_are_given_anew_in_each_call() -> None:
@@ -74,9 +80,7 @@ def test_random_numbers_are_drawn_anew() -> None:
     assert not torch.equal(graph([x])[0], graph([x])[0])
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(why_not_compiled() is not None, reason="no compiler")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch itself
+@compiles
 def test_a_compiled_graph_is_the_graph() -> None:
     """Also the numbers that it draws, and buffers that are others by then."""
     model, scale = nn.Linear(3, 2), torch.ones(2)
@@ -92,9 +96,7 @@ def test_a_compiled_graph_is_the_graph() -> None:
         torch.testing.assert_close(compiled([x], {"scale": other})[0], expected)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(why_not_compiled() is not None, reason="no compiler")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch itself
+@compiles
 def test_a_compiled_graph_is_entered_while_a_run_watches_collections() -> None:
     """Once a frame that torch cannot compile came between, the graph counted as not compiled, and the run ended."""
     compiled = trace(lambda x: [x.sin()], [torch.ones(3)]).compiled([torch.ones(3)])

@@ -5,16 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from noisette.cli import app
+from command_line import noisette
 
 
 @pytest.mark.parametrize("command", [("ledger", "show"), ("audit",), ("train", "--resume"), ("train", "--data")])
 def test_links_that_lead_to_each_other(tmp_path: Path, command: tuple[str, ...]) -> None:
     (tmp_path / "one").symlink_to(tmp_path / "two")
     (tmp_path / "two").symlink_to(tmp_path / "one")
-    result = CliRunner().invoke(app, [*command, str(tmp_path / "one")])
+    result = noisette(*command, tmp_path / "one")
     assert result.exit_code == 2, result.output
     assert result.stderr.startswith("Error: ")
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["one", "two"]
@@ -22,6 +21,6 @@ def test_links_that_lead_to_each_other(tmp_path: Path, command: tuple[str, ...])
 
 def test_facts_that_are_nested_too_deeply(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}")
-    result = CliRunner().invoke(app, ["audit", str(tmp_path)])
+    result = noisette("audit", tmp_path)
     assert result.exit_code == 2, result.output
     assert result.stderr.startswith("Error: ")

@@ -48,7 +48,6 @@ def path(tmp_path):
     ("words", "event", "times"),
     [
         (["--zcdp", "0.1", "--tool", "census tables"], ZcdpAmount(0.1, "census tables"), 1),
-        (["--epsilon", "0.5"], DpAmount(0.5), 1),
         (["--epsilon", "0.5", "--delta", "1e-9", "--tool", "x"], DpAmount(0.5, 1e-9, "x"), 1),
         (["--epsilon", "0", "--delta", "1e-9"], DpAmount(0.0, 1e-9), 1),
         (["--laplace", "2", "--times", "7"], Laplace(2.0), 7),
@@ -95,9 +94,8 @@ def test_a_charge_says_for_whom_it_is_stated(tmp_path, per, relation):
     priced = json.loads(run("price", path, "--delta", "1e-10", "--json").stdout)
     assert priced["neighbouring"] == relation
     exact = GdpAccountant().compose({Gaussian(5.0): 1}).epsilon(delta=1e-10)
-    assert (
-        {row["accountant"]: row["epsilon"] for row in priced["prices"]}["pld"] == exact == pytest.approx(1.18, abs=0.01)
-    )
+    found = {row["accountant"]: row["epsilon"] for row in priced["prices"]}
+    assert found["pld"] == exact == pytest.approx(1.18, abs=0.01)
 
 
 @pytest.mark.parametrize("amount", [["--epsilon", "1e10"], ["--laplace", "1e-6"], ["--discrete-gaussian", "1e-200"]])
@@ -159,14 +157,6 @@ def test_a_delta_that_the_tail_of_the_noise_takes_is_said_in_words(tmp_path):
     shown = run("price", tmp_path / "any.jsonl", "--delta", "1e-30")
     assert "so give a larger one" in " ".join(shown.stdout.split())
     assert "so give a larger one" not in run("price", tmp_path / "any.jsonl", "--delta", "1e-5").stdout
-
-
-def test_a_group_at_an_ordinary_delta_has_a_finite_price(tmp_path):
-    """Ten records of rate 0.01 and noise 1 are hardly ever all in a batch."""
-    with Ledger(tmp_path / "any.jsonl") as ledger:
-        ledger.charge(PoissonGaussian(0.01, 1.0), 1000)
-    words = ("price", tmp_path / "any.jsonl", "--delta", "1e-5", "--accountant", "pld", "--group-size", "10", "--json")
-    assert float(json.loads(run(*words).stdout)["prices"][0]["epsilon"]) < 30
 
 
 @pytest.mark.parametrize("options", [[], ["--dataset", "census"]])

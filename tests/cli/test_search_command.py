@@ -94,9 +94,8 @@ def finished(folder, *options):
         one = whole(self, recipe, random)
         numbers = {"lr": one.training.lr * (1 + random.random() / 1e6)}
         norm = one.privacy.max_grad_norm * (1 - random.random() / 1e6)
-        drawn.append(
-            replace(one, training=replace(one.training, **numbers), privacy=replace(one.privacy, max_grad_norm=norm))
-        )
+        privacy = replace(one.privacy, max_grad_norm=norm)
+        drawn.append(replace(one, training=replace(one.training, **numbers), privacy=privacy))
         return drawn[-1]
 
     with pytest.MonkeyPatch.context() as patch:
@@ -162,14 +161,8 @@ def test_epsilon_of_the_folder_follows_from_the_ledger_without_noisette(on_held_
 
 
 def test_the_report_says_what_was_searched_and_what_it_cost(on_public):
-    for said in (
-        "log(0.1, 10)",
-        "uniform(0.05, 1)",
-        "a secret random number: 2 on average",
-        "Releasing all of 2 runs",
-        "better than on new examples",
-        "RDP",
-    ):
+    drawn = ("log(0.1, 10)", "uniform(0.05, 1)", "a secret random number: 2 on average", "Releasing all of 2 runs")
+    for said in (*drawn, "better than on new examples", "RDP"):
         assert said in on_public.told, said
     assert on_public.facts["search"]["epsilon_of_all"] < on_public.facts["epsilon"] <= 2
     assert on_public.facts["points"] == []
@@ -271,13 +264,8 @@ def test_a_search_that_is_cut_off_leaves_its_ledger_alone_and_is_spent(number, c
     program = "import sys; from noisette.cli import main; main()"
     options = ["search", "own.toml", "--over", OVER, *ON_PUBLIC, "--shape", "0", "--runs", "50", "--out", "out"]
     cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, *options],
-        env=os.environ | cache,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([sys.executable, "-c", program, *options], env=os.environ | cache, **pipes)
     ledger = Path("out.unfinished-1/ledger.jsonl")
     while not (ledger.is_file() and ledger.stat().st_size):
         assert process.poll() is None, process.communicate()

@@ -55,14 +55,8 @@ def test_a_run_that_was_ended_goes_on_with_other_ranks(tmp_path: Path) -> None:
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)  # torchrun passes it on to both ranks
     process.communicate(timeout=60)
-    done = subprocess.run(
-        [sys.executable, "-m", "noisette", "train", "--resume", "run"],
-        cwd=tmp_path,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    command = [sys.executable, "-m", "noisette", "train", "--resume", "run"]
+    done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     [(_, steps)] = Ledger.read(tmp_path / "run" / "ledger.jsonl").events.items()
     assert steps == json.loads((tmp_path / "run" / "run.json").read_text())["steps"] == 100

@@ -171,20 +171,6 @@ def test_images_of_different_sizes_and_their_predictions(trained: Path) -> None:
     assert "was not trained on columns of a CSV" in run("predict", "runs/photos", trained / "People.CSV").output
 
 
-def test_images_of_one_size_need_no_declaration_and_others_are_refused() -> None:
-    for k in range(10):
-        place = Path("Photos", "cat" if k % 2 else "dog", f"{k}.png")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("L", (8, 8), 250 * (k % 2)).save(place)
-    declared = ("--classes", "cat,dog", "--size", 10, "--model", "linear", "--batch-size", 5, "--epochs", 1)
-    assert run("train", "--data", "Photos", *declared, "--delta", 1e-3).exit_code == 0
-    assert run("predict", "runs/Photos", "Photos/cat").exit_code == 0
-    Image.new("RGB", (8, 8)).save("Photos/cat/99.png")
-    shown = run("predict", "runs/Photos", "Photos/cat")
-    assert shown.exit_code == 2
-    assert "99.png is not of 8 x 8 pixels in grey" in shown.output
-
-
 def test_a_run_that_is_continued_holds_out_the_same_records(
     people: Path, schema: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import dp_accounting
@@ -18,8 +17,6 @@ from click.testing import Result
 from dp_accounting.pld import PLDAccountant
 
 from command_line import FILES, after_step, facts, train, tree
-from noisette import data
-from noisette.data import DataSet, Split
 
 STEPS, EPSILON, DELTA = 400, 2.0, 2e-4
 OPTIONS = ["--model", "linear", "--epochs", 100.2, "--epsilon", EPSILON, "--delta", DELTA, "--out", "run"]
@@ -296,22 +293,6 @@ def test_what_was_put_off_is_mentioned_when_a_run_begins_at_its_place(
     shown = train("--resume", "run")
     assert shown.exit_code == 2
     assert all(words in shown.output for words in ("several unfinished runs", "run.unfinished-1", "run.unfinished-2"))
-
-
-def test_other_records_are_refused(begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copytree(begun, tmp_path / begun.name)
-    before = {path: path.read_bytes() for path in (tmp_path / "run.unfinished-1").rglob("*") if path.is_file()}
-    load = data.load
-
-    def one_fewer(*args: object, **options: object) -> DataSet:
-        whole = load(*args, **options)  # type: ignore[arg-type]
-        return replace(whole, train=Split(whole.train.inputs[1:], whole.train.targets[1:]))
-
-    monkeypatch.setattr(data, "load", one_fewer)
-    shown = train("--resume", "run")
-    assert shown.exit_code == 2
-    assert "not the one that the run began with" in shown.output
-    assert before == {path: path.read_bytes() for path in (tmp_path / "run.unfinished-1").rglob("*") if path.is_file()}
 
 
 def test_no_other_option_goes_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The built-in sets of images: their files, damaged ones and partial copies, and images that are drawn."""
+"""The built-in sets of images: their files, damaged ones and partial copies, images that are drawn, and real files."""
 
 from __future__ import annotations
 
@@ -225,15 +225,6 @@ def test_bars_lie_in_the_direction_of_their_class(
     assert same < 0.5 * across
 
 
-def test_small_leaves_leave_more_of_the_ground(leaves: tuple[np.ndarray, np.ndarray]) -> None:
-    def largest_area(image: np.ndarray) -> int:
-        return np.unique(image.reshape(3, -1), axis=1, return_counts=True)[1].max()
-
-    small = of_classes("small", leaves[1])
-    areas = np.array([largest_area(image) for image in leaves[0]])
-    assert areas[small].mean() > 2 * areas[~small].mean()
-
-
 def test_shaded_leaves_are_closer_to_photographs(leaves: tuple[np.ndarray, np.ndarray], shaded: np.ndarray) -> None:
     def share_of_brightness(images: np.ndarray) -> float:
         apart = images - images.mean((2, 3), keepdims=True)
@@ -260,3 +251,38 @@ def test_drawn_images_have_the_shape_that_was_asked_for(monkeypatch: pytest.Monk
     assert (data.train.inputs.shape, len(data.test.inputs)) == ((30, 3, 32, 32), 10)
     assert not np.array_equal(data.test.inputs, data.train.inputs[:10])
     assert np.array_equal(data.train.inputs, shaded_leaves(30, seed=0))
+
+
+Real = Callable[[str], Path]
+
+# Per class, as published or counted independently of these readers.
+TRAIN = {
+    "mnist": [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949],
+    "fashion-mnist": [6000] * 10,
+    "kmnist": [690, 690, 695, 702, 757, 708, 688, 708, 672, 701],
+    "cifar10": [5000] * 10,
+}
+TEST = {
+    "mnist": [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009],
+    "fashion-mnist": [1000] * 10,
+    "kmnist": [1000] * 10,
+    "cifar10": [1000] * 10,
+}
+MEAN = {"mnist": [0.1307], "fashion-mnist": [0.2860], "cifar10": [0.4914, 0.4822, 0.4465]}  # per channel, published
+SHAPE = {"cifar10": (3, 32, 32)}
+
+
+@pytest.mark.parametrize("name", TRAIN)
+def test_counts_shapes_and_means(name: str, real: Real) -> None:
+    folder = real(name)
+    found = load(name, data_dir=folder)
+    assert found.test is not None
+    assert np.bincount(found.train.targets).tolist() == TRAIN[name]
+    assert np.bincount(found.test.targets).tolist() == TEST[name]
+    assert found.train.inputs.shape == (sum(TRAIN[name]), *SHAPE.get(name, (1, 28, 28)))
+    assert found.declared_size == sum(TRAIN[name])
+    assert found.train.inputs.min() == 0
+    assert found.train.inputs.max() == 1
+    if name in MEAN:
+        np.testing.assert_allclose(found.train.inputs.mean((0, 2, 3), dtype=np.float64), MEAN[name], atol=1.5e-4)
+    assert (found.note != "") == (name in ("kmnist", "cifar10"))

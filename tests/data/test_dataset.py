@@ -1,20 +1,24 @@
-"""Data sets and their targets are checked, all problems are listed at once, and a part is held out by a secret key."""
+"""Data sets are checked and held out by a secret key; files are found or downloaded; words are numbered by a hash."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
+import pooch
 import pytest
 
-from noisette.data import DataError, DataSet, Split
+from noisette.data import DataError, DataSet, Split, files, load
 from noisette.data.dataset import Target, hold_out, refuse
+from noisette.data.words import PADDING, Numbering, frequent_words, number_of, split
 
 KEY, OTHER = b"k" * 32, b"o" * 32
 N = 4000
 
 
-def split(*targets: int, width: int = 2) -> Split:
+def of_labels(*targets: int, width: int = 2) -> Split:
     return Split(np.zeros((3, width), np.float32), np.array(targets, np.int64))
 
 
@@ -39,7 +43,7 @@ def test_one_problem_is_one_line_and_of_many_the_rest_is_counted() -> None:
 
 
 def test_everything_that_does_not_fit_is_listed() -> None:
-    message = refusal(split(0, -1, 7), split(0, 0, width=3), classes=7)
+    message = refusal(of_labels(0, -1, 7), of_labels(0, 0, width=3), classes=7)
     assert "3 problems" in message
     assert "train has 2 labels outside 0..6, the first at index 1" in message
     assert "test has 3 inputs but 2 labels" in message
@@ -108,3 +112,138 @@ def test_what_cannot_be_held_out() -> None:
         hold_out(hold_out(records(), 0.5, KEY), 0.5, KEY)
     with pytest.raises(DataError, match="one part is empty"):
         hold_out(records(1), 0.5, KEY)
+
+
+def reader(folder: Path) -> DataSet:
+    split = Split(np.frombuffer((folder / "whole").read_bytes(), np.uint8)[:, None], np.zeros(4, np.int64))
+    return DataSet(name="toy", train=split, test=None, classes=2, declared_size=4)
+
+
+def test_download_into_the_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def retrieve(url: str, *, known_hash: str, fname: str, path: Path) -> None:
+        assert (url, known_hash) == ("https://there/whole", "sha256:00")
+        path.mkdir(parents=True)
+        (path / fname).write_bytes(bytes(range(4)))
+
+    monkeypatch.setattr(pooch, "retrieve", retrieve)
+    found = files.read("toy", files.Source("https://there/", {"whole": "sha256:00"}), reader, data_dir=None)
+    assert found.train.inputs.ravel().tolist() == [0, 1, 2, 3]
+    assert [path.name for path in (cache / "toy").iterdir()] == ["whole"]
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(ValueError("hash"), "the checksum differs"), (OSError(28, "No space left on device"), "No space left on device")],
+)
+def test_a_failed_download_says_why(error: Exception, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def retrieve(url: str, **settings: object) -> str:
+        raise error
+
+    monkeypatch.setattr(pooch, "retrieve", retrieve)
+    with pytest.raises(DataError, match=rf"toy is not on this machine and could not be downloaded \({reason}.*: put"):
+        files.read("toy", files.Source("https://there/", {"whole": "sha256:00"}), reader, data_dir=None)
+
+
+@pytest.mark.parametrize("name", ["mnist", "cifar10"])
+def test_the_error_without_a_network_says_which_files_to_put_where(name: str, tmp_path: Path, cache: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        load(name, data_dir=tmp_path)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert "could not be downloaded (ConnectionError)" in message
+    assert message.endswith(f" into {tmp_path / name}")
+    assert "http" in message
+    assert not cache.exists()
+    with pytest.raises(DataError, match=f"into {cache / name}$"):
+        load(name)
+
+
+def test_folders_are_searched_in_order(
+    tmp_path: Path,
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    write_idx_set: Callable[..., None],
+    idx_of: Callable[[np.ndarray], bytes],
+) -> None:
+    given, environment = tmp_path / "given", tmp_path / "environment"
+    for mark, parent in enumerate((given, environment, cache)):
+        write_idx_set(parent / "mnist")
+        (parent / "mnist" / "t10k-labels-idx1-ubyte.gz").write_bytes(idx_of(np.full(5, mark)))
+    monkeypatch.setenv("NOISETTE_DATA", str(environment))
+
+    def mark_of(data_dir: Path | None) -> int:
+        found = load("mnist", data_dir=data_dir)
+        assert found.test is not None
+        return found.test.targets[0]
+
+    assert mark_of(given) == 0
+    (given / "mnist" / "t10k-labels-idx1-ubyte.gz").unlink()  # three of four files are not the data set
+    assert mark_of(given) == 1
+    assert mark_of(None) == 1
+    monkeypatch.delenv("NOISETTE_DATA")
+    assert mark_of(None) == 2
+
+
+FEW = Numbering(tokens=3, words=50)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("  \t\n", []),
+        ("the U.S. and the U.N.'s envoy", ["the", "u.s.", "and", "the", "u.n.", "'s", "envoy"]),
+        ("up 1,000.50, or 3.5%.", ["up", "1,000.50", ",", "or", "3.5", "%", "."]),
+        ("the 4th of the 1980s", ["the", "4th", "of", "the", "1980s"]),
+        ("They're sure it isn't, can't", ["they", "'re", "sure", "it", "is", "n't", ",", "ca", "n't"]),
+        ("traders’ ultra-cynics -- or...", ["traders", "'", "ultra", "-", "cynics", "--", "or", "..."]),
+        ("snake_case a1b2", ["snake", "_", "case", "a", "1", "b", "2"]),
+        ("Zürich ÉTÉ 東京", ["zürich", "été", "東京"]),
+        # Remains of markup are decoded or removed.
+        ("the company #39;s  #36;10", ["the", "company", "'s", "$", "10"]),
+        ("said  quot;yes, quot; AT amp;T", ["said", '"', "yes", ",", '"', "at", "&", "t"]),
+        ("fell \\$36bn\\band", ["fell", "$", "36", "bn", "band"]),
+        ('&lt;A HREF="http://www.x.com/a"&gt;DELL.O&lt;/A&gt;', ["dell", ".", "o"]),
+        ("1 &lt; 2 &amp; 3; team #1", ["1", "<", "2", "&", "3", ";", "team", "#", "1"]),
+    ],
+)
+def test_words_numbers_and_punctuation_are_separated(text: str, words: list[str]) -> None:
+    assert split(text) == words
+
+
+def test_long_texts_are_truncated_and_short_ones_padded_at_the_end() -> None:
+    hashed = FEW.number(["", "one", "One two three four"])
+    assert hashed[:2].tolist() == [[PADDING] * 3, [hashed[2, 0], PADDING, PADDING]]
+    assert (hashed[2] > PADDING).all()
+    assert hashed.max() < FEW.size
+
+
+def test_the_number_of_a_word_depends_on_no_other_text() -> None:
+    texts = ["a good film", "zyzzyva " * 50, "the oil is dull", "oil"]
+    for row, text in zip(FEW.number(texts), texts, strict=True):
+        assert np.array_equal(FEW.number([text])[0], row)
+
+
+def test_hashed_numbers_are_always_the_same_and_spread_evenly() -> None:
+    assert [number_of(word, 100) for word in ("oil", "rose")] == [29, 4]
+    numbers = Numbering(tokens=1, words=101).number(["".join(chr(97 + int(d)) for d in str(n)) for n in range(5000)])
+    counts = np.bincount(numbers[:, 0], minlength=101)[1:]
+    assert counts.min() > 50 - 5 * 7
+    assert counts.max() < 50 + 5 * 7
+
+
+def test_common_words_are_all_different_and_have_numbers_from_1_on() -> None:
+    words = frequent_words()
+    assert len(words) == len(set(words)) == 1000
+    assert words[:4] == ["the", ",", ".", "of"]
+    assert all(word == word.lower() for word in words)
+    numbers = [number_of(word, 50) for word in words]
+    assert (min(numbers), max(numbers)) == (1, 49)
+
+
+def test_what_cannot_number_words(tmp_path: Path) -> None:
+    for settings in ({"tokens": 0}, {"words": 1}):
+        with pytest.raises(DataError, match="expected tokens >= 1 and words >= 2"):
+            Numbering(**settings)
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    with pytest.raises(DataError, match="holds no tokenizer that can be loaded"):
+        Numbering(folder=tmp_path).number(["a"])

@@ -1,4 +1,4 @@
-"""The user's own arrays and folders of images."""
+"""The user's own arrays and folders of images, and names of built-in sets."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from noisette.data import DataError, Declaration, load
+from noisette.data import DataError, Declaration, load, names
 from noisette.data.columns import Columns, ImageForm
 from noisette.data.dataset import Target
 from noisette.data.load import unlabelled
+from noisette.data.words import Numbering
 
 DECLARED = Declaration(classes=3, size=50)
 PETS = Declaration(classes=("cat", "dog"), size=20)
@@ -317,3 +318,28 @@ def test_every_image_without_a_label_that_does_not_fit_is_named(tmp_path: Path) 
     with pytest.raises(DataError) as caught:
         unlabelled(tmp_path, GREY)
     assert all(f"{name} is not a file that ends in " in str(caught.value) for name in ("notes.txt", "cat.png"))
+
+
+def test_unknown_name_lists_all_and_a_close_one() -> None:
+    with pytest.raises(DataError) as caught:
+        load("mnits")
+    message = str(caught.value)
+    assert "Did you mean mnist?" in message
+    assert all(name in message for name in names())
+    assert "\n" not in message
+
+
+def test_built_in_set_takes_no_declaration() -> None:
+    with pytest.raises(DataError, match="digits is a built-in set and takes no declaration"):
+        load("digits", declaration=Declaration(size=3))
+    assert load("digits", declaration=Declaration()).declared_size == 1437
+    with pytest.raises(DataError, match="tokens and words are for texts whose words are hashed, not for digits"):
+        load("digits", declaration=Declaration(numbering=Numbering(tokens=5)))
+
+
+def test_a_folder_named_as_a_built_in_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "digits").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert load("digits").name == "digits"
+    with pytest.raises(DataError, match="declare classes"):
+        load("./digits")

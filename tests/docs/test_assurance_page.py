@@ -76,19 +76,13 @@ def test_lists_name_tests_that_exist() -> None:
 
 
 @pytest.mark.usefixtures("_tables")
-def test_every_named_test_exists() -> None:
+def test_every_named_test_exists_and_the_results_cover_all_planted_faults_without_a_failure() -> None:
     from planting import FAULTS, MUTANTS
 
     named = {test for mutant in MUTANTS for test in mutant.caught_by} | {t for fault in FAULTS for t in fault.tried_by}
     for test in named:
         path, _, name = test.partition("::")
         assert name.partition("[")[0] in functions_in(TESTS / path), test
-
-
-@pytest.mark.usefixtures("_tables")
-def test_the_results_cover_all_planted_faults_without_a_failure() -> None:
-    from planting import MUTANTS
-
     assert RESULTS["mutants"]["caught"] == {mutant.name: True for mutant in MUTANTS}
     assert RESULTS.get("load", {"failed": []})["failed"] == []
     assert {row["verdict"] for row in RESULTS["audits"]["ways"]} == {"consistent"}

@@ -28,19 +28,11 @@ def run_here(script: Path, *arguments: str) -> None:
 
 def on_two_ranks(script: Path, *arguments: str, folder: Path) -> str:
     """What two processes of torchrun print."""
-    environment = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "NOISETTE_COMPILE": "0",
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-    }
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "NOISETTE_COMPILE": "0"}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    command = [*TORCHRUN, str(script), *arguments]
     done = subprocess.run(
-        [*TORCHRUN, str(script), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=folder,
-        env=environment,
-        check=False,
+        command, capture_output=True, text=True, timeout=120, cwd=folder, env=environment, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
@@ -67,11 +59,19 @@ def test_a_run_of_two_ranks_is_finished_by_one(tmp_path: Path, capsys: pytest.Ca
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_adapters_of_a_llama(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("name", ["lora_llama", pytest.param("full_fine_tuning", marks=pytest.mark.slow)])
+def test_adapters_or_all_weights_of_a_llama(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("transformers")
-    pytest.importorskip("peft")
-    run_here(EXAMPLES / "lora_llama.py", "--steps", "8")
-    assert_learned(capsys.readouterr().out)
+    if name == "lora_llama":
+        pytest.importorskip("peft")
+    run_here(EXAMPLES / f"{name}.py", "--steps", "8")
+    said = capsys.readouterr().out
+    epsilon = re.search(r"epsilon (\d\.\d\d)", said)
+    loss = re.search(r"loss of a text: (\d\.\d+) before, (\d\.\d+) after", said)
+    assert epsilon, said
+    assert loss, said
+    assert 0 < float(epsilon[1]) <= 8.0
+    assert float(loss[2]) < float(loss[1])
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -89,41 +89,12 @@ def test_a_sentence_encoder_is_fine_tuned(lora: str, tmp_path: Path, capsys: pyt
     rows = [f"{label}\ta {words[label]} film" for label in (0, 1) * 100]
     (tmp_path / "rows.tsv").write_text("\n".join(["label\tsentence", *rows]))
     files = [str(tmp_path / "rows.tsv")] * 2
-    schedule = [
-        "--records",
-        "200",
-        "--epsilon",
-        "8",
-        "--batch",
-        "64",
-        "--microbatch",
-        "64",
-        "--lr",
-        "0.02",
-        "--epochs",
-        "8",
-    ]
+    batches = ("--batch", "64", "--microbatch", "64", "--lr", "0.02", "--epochs", "8")
+    schedule = ("--records", "200", "--epsilon", "8", *batches)
     run_here(EXAMPLES / "fine_tune_sentences.py", *files, *schedule, "--encoder", str(tmp_path), "--lora", lora)
     assert re.search(
         r"weights trained, epsilon [78]\.\d\d at delta 5.0e-04, test accuracy ([789]\d|100)", capsys.readouterr().out
     )
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_all_weights_of_a_llama(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("transformers")
-    run_here(EXAMPLES / "full_fine_tuning.py", "--steps", "8")
-    assert_learned(capsys.readouterr().out)
-
-
-def assert_learned(said: str) -> None:
-    epsilon = re.search(r"epsilon (\d\.\d\d)", said)
-    loss = re.search(r"loss of a text: (\d\.\d+) before, (\d\.\d+) after", said)
-    assert epsilon, said
-    assert loss, said
-    assert 0 < float(epsilon[1]) <= 8.0
-    assert float(loss[2]) < float(loss[1])
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])

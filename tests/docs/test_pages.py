@@ -70,9 +70,6 @@ def test_what_is_generated_is_up_to_date(module: str, monkeypatch: pytest.Monkey
     assert not code, f"run: python -m {module}"
 
 
-# Structure of the package
-
-
 def test_the_table_has_every_entry_below_those_that_it_imports() -> None:
     rows = re.findall(r"^\| `(\w+)(?:/|\.py)` \|", text_of("docs/architecture.md"), re.MULTILINE)
     assert set(rows) == LEVEL.keys() - {"__main__"}
@@ -91,9 +88,6 @@ def test_files_and_registries_of_the_page_exist(page: str) -> None:
     assert [name for name in registries if not re.search(rf"^{name}\b.* = ", code, re.MULTILINE)] == []
 
 
-# Decisions
-
-
 def test_each_decision_is_short_with_its_measurement_and_a_number_of_its_own() -> None:
     sections = re.split(r"^## ", text_of("docs/decisions.md"), flags=re.MULTILINE)[1:]
     entries = [section for section in sections if section[0].isdigit()]
@@ -104,9 +98,6 @@ def test_each_decision_is_short_with_its_measurement_and_a_number_of_its_own() -
         assert "**Measured.**" in text, title
     numbers = [int(entry.partition(".")[0]) for entry in entries]
     assert numbers == sorted(set(numbers))
-
-
-# Batch norm
 
 
 def test_code_of_the_page_exports_the_same_function() -> None:
@@ -121,8 +112,6 @@ def test_numbers_of_batch_norm_are_those_of_the_library() -> None:
         assert (without, joined) == pytest.approx((round(without), round(joined)), abs=1e-3)
         assert f"from {without:.0f} C to {joined:.0f} C" in text
 
-
-# Accuracy and settings
 
 ACCURACY, RATES = "docs/how-to/better-accuracy.md", "docs/how-to/choose-settings.md"
 
@@ -160,9 +149,6 @@ def test_code_on_settings_gives_the_stated_numbers_and_its_table_is_that_of_the_
     assert 0 < names["optimizer"].param_groups[0]["lr"] < 30
     results = json.loads(text_of("benchmarks/results/tables-rates.json"))
     assert replaced(text_of(RATES), BEGIN, END, rates_table(results)) == text_of(RATES)
-
-
-# Training without clipping
 
 
 def test_code_of_the_clipless_page_trains_and_certifies() -> None:
@@ -209,8 +195,6 @@ def test_constants_of_the_losses_are_those_of_the_table() -> None:
         assert loss.lipschitz() == pytest.approx(constant)
 
 
-# Correlated noise, scikit-learn, users
-
 CORRELATED = "docs/how-to/correlated-noise.md"
 
 
@@ -250,3 +234,10 @@ def test_the_code_on_users_prints_what_its_comments_state(capsys: pytest.Capture
     [block] = blocks("docs/how-to/guarantees-for-users.md")
     names_of(block)
     assert capsys.readouterr().out.splitlines() == re.findall(r"print\(.*\)  # (.*)", block)
+
+
+def test_the_loop_that_is_logged_follows_getting_started() -> None:
+    [start], [logged] = blocks("docs/index.md"), blocks("docs/how-to/log-a-run.md")
+    history = names_of(f"{start.partition('for batch in')[0]}\n{logged}")["history"]
+    assert len(history) == 20
+    assert history[0]["epsilon"] < history[-1]["epsilon"] <= 3

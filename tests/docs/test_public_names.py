@@ -7,6 +7,7 @@ import inspect
 import subprocess
 import sys
 import tomllib
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -29,16 +30,10 @@ def test_all_is_sorted_and_as_typed() -> None:
 
 
 @pytest.mark.parametrize(("name", "module"), typed_names().items())
-def test_name_is_the_object_of_its_module(name: str, module: str) -> None:
-    from importlib import import_module
-
-    assert getattr(noisette, name) is getattr(import_module(module), name)
-    assert name in dir(noisette)
-
-
-@pytest.mark.parametrize("name", noisette.__all__)
-def test_name_has_a_docstring_and_no_keyword_dictionary(name: str) -> None:
+def test_name_is_the_object_of_its_module_with_a_docstring_and_no_keyword_dictionary(name: str, module: str) -> None:
     thing = getattr(noisette, name)
+    assert thing is getattr(import_module(module), name)
+    assert name in dir(noisette)
     assert inspect.getdoc(thing)
     if inspect.isfunction(thing):
         kinds = {p.kind for p in inspect.signature(thing).parameters.values()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from experiments.run_checks import RESULTS, epsilon_of_ledger
+from finished_runs import redigested
 from noisette.accounting import Ledger, PldAccountant, PoissonGaussian
 
 STEP = PoissonGaussian(0.1, 2.0)
@@ -28,18 +28,6 @@ def facts(tmp_path: Path) -> dict[str, Any]:
     epsilon = PldAccountant().compose({STEP: 40}).epsilon(delta=1e-5)
     head = json.loads((tmp_path / "ledger.jsonl").read_text().splitlines()[-1])["digest"]
     return {"recipe": {"privacy": {"delta": 1e-5}}, "epsilon": epsilon, "ledger_head": head}
-
-
-def altered(folder: Path, change: Callable[[Lines], Lines]) -> str:
-    """Change the ledger and write all its digests anew; returns the last one."""
-    head, lines = "", []
-    for number, line in enumerate(change([json.loads(x) for x in (folder / "ledger.jsonl").read_text().splitlines()])):
-        line = {name: value for name, value in line.items() if name != "digest"}
-        line |= {"previous": head, "sequence": number}
-        head = hashlib.sha256(json.dumps(line).encode()).hexdigest()
-        lines.append(json.dumps(line | {"digest": head}) + "\n")
-    (folder / "ledger.jsonl").write_text("".join(lines))
-    return head
 
 
 def changed(name: str, value: object) -> Callable[[Lines], Lines]:
@@ -61,14 +49,14 @@ def test_the_ledger_of_a_run_has_the_epsilon_of_its_facts(tmp_path: Path, facts:
 def test_another_ledger_is_refused_though_its_digests_follow(
     tmp_path: Path, facts: dict[str, Any], change: Callable[[Lines], Lines]
 ) -> None:
-    altered(tmp_path, change)
+    redigested(tmp_path / "ledger.jsonl", change)
     with pytest.raises(SystemExit, match="does not end with the digest"):
         epsilon_of_ledger(tmp_path, facts)
 
 
 @pytest.mark.parametrize("noise", [1.9, 2.1])
 def test_another_epsilon_is_refused(tmp_path: Path, facts: dict[str, Any], noise: float) -> None:
-    facts["ledger_head"] = altered(tmp_path, changed("noise_multiplier", noise))
+    facts["ledger_head"] = redigested(tmp_path / "ledger.jsonl", changed("noise_multiplier", noise))
     with pytest.raises(SystemExit, match=r"has epsilon .* and run\.json states"):
         epsilon_of_ledger(tmp_path, facts)
 

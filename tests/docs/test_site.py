@@ -31,13 +31,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_every_public_name_is_in_the_reference(site: Path) -> None:
+def test_public_names_commands_keys_and_refusals_are_those_of_the_source(site: Path) -> None:
     page = (site / "reference/api.html").read_text()
     assert [name for name in noisette.__all__ if f'id="noisette.{name}"' not in page] == []
-
-
-@pytest.mark.slow
-def test_commands_keys_and_refusals_are_those_of_the_source(site: Path) -> None:
     assert "ledger price" in (site / "reference/commands.html").read_text()
     keys = (site / "reference/recipe-keys.html").read_text()
     sections = (DataSection, ModelSection, PrivacySection, TrainingSection)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from noisette.cli import app
-from noisette.nn.models.backbone_features import ImageFeatures, fixed_features
 from noisette.nn.models.backbones import PACKAGES, folder_of
+from noisette.nn.models.factory import ImageFeatures, fixed_features
 from noisette.training.evaluation import cached_features
 from noisette.training.saved_model import SavedModel
 

@@ -105,7 +105,7 @@ def test_coefficients_that_are_refused(coefficients: tuple[float, ...]) -> None:
 def test_a_release_has_banded_noise() -> None:
     steps, rows = 6, []
     noise = BandedNoise(GaussianNoise(KEY), COEFFICIENTS)
-    release = GaussianRelease(KEY, 1.5, 8.0, JointSums(noise, Alone(), deviations_of(COEFFICIENTS)))
+    release = GaussianRelease(KEY, 1.5, 8.0, JointSums(noise.add_, Alone(), deviations_of(COEFFICIENTS)))
     for step in range(steps):
         p = torch.zeros(301, dtype=torch.float64)
         release([BoundedSum((p,), (torch.full_like(p, 16.0),), bound=2.0)], {id(p): "bias"}, step=step)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from noisette.core import noise as plain
 from noisette.core.noise import PAIRS, GaussianNoise, Part, PlainPass, SecretKey, Window
+from noisette.noise import device as device_noise
 
 triton = pytest.importorskip("triton", reason="triton is not installed; on Linux `.[test]` has it")
 tl = pytest.importorskip("triton.language")
@@ -31,10 +32,7 @@ CPU = torch.device("cpu")
 
 def loaded(name: str) -> ModuleType:
     """The module of the kernel, loaded once more: whether it is interpreted is settled when it is loaded."""
-    found = importlib.util.find_spec("noisette.noise.triton_noise")
-    assert found is not None
-    assert found.origin is not None
-    spec = importlib.util.spec_from_file_location(name, found.origin)
+    spec = importlib.util.spec_from_file_location(name, Path(device_noise.__file__).with_name("triton_noise.py"))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -1,16 +1,26 @@
+"""The command that reproduces papers, and the parts that they have in common."""
+
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
 from finished_runs import write
+from papers import summary
 from papers.__main__ import app
 from papers.abadi_2016 import figure_3, panels, runs
+from papers.abadi_2016.figures import PAPER as ABADI
+from papers.bethune_2024.parts import PAPER as BETHUNE
+from papers.davody_2020.parts import PAPER as DAVODY
 from papers.davody_2020.setting import NoisyWeights
-from papers.paper import Tell
+from papers.lee_kifer_2020.parts import PAPER as LEE_KIFER
+from papers.paper import Asked, Paper, Tell
+from papers.summary import Row
 
 
 def reproduce(*arguments: str, out: Path, paper: str = "abadi-2016") -> Result:
@@ -46,14 +56,14 @@ def test_only_missing_runs_are_made(finished: Path, monkeypatch: pytest.MonkeyPa
     assert made == [3, 3, 3]
 
 
-ABADI = [
+WRONG_FOR_ABADI = [
     (["--figure", "1"], "no figure 1; there are 2, 3, 4, 5, 6"),
     (["--seeds", "a,1", "--figure", "3"], "--seeds as whole numbers, such as 0,1,2, got 'a,1'"),
     (["--figure", "6"], "give their file with --weights"),
     (["--figure", "3", "--weights", __file__], "for parts that start from public weights: add --figure 6"),
     (["--table", "2", "--figure", "3"], "give --figure or --table, not both"),
 ]
-DAVODY = [
+WRONG_FOR_DAVODY = [
     (["--table", "2", "--rows", "lenet-5,lenet-7"], "no row lenet-7; there are lenet-300-100, bn-lenet-300-100"),
     (["--table", "2", "--full"], "add --table 3 or --table 5 or --figure norms"),
     (["--table", "6", "--weights", __file__], "fits one network: add --rows with one of tf-tutorial"),
@@ -62,7 +72,7 @@ DAVODY = [
 
 @pytest.mark.parametrize(
     ("paper", "arguments", "message"),
-    [*(("abadi-2016", *case) for case in ABADI), *(("davody-2020", *case) for case in DAVODY)],
+    [*(("abadi-2016", *case) for case in WRONG_FOR_ABADI), *(("davody-2020", *case) for case in WRONG_FOR_DAVODY)],
 )
 def test_bad_input_writes_nothing(paper: str, arguments: list[str], message: str, tmp_path: Path) -> None:
     done = reproduce(*arguments, out=tmp_path / "out", paper=paper)
@@ -108,3 +118,38 @@ def _never(*arguments: object, **more: object) -> None:
 def finished(tmp_path: Path) -> Path:
     """Write a folder with all runs of figure 3."""
     return write(panels.plans(figure_3.PANELS, [0, 1, 2]), tmp_path).parent
+
+
+def test_a_part_and_what_differs_are_not_repeated_below() -> None:
+    rows = [
+        Row("figure 3", "a", "1", ("1",), "3", "lots"),
+        Row("figure 3", "b", "1", ("1",), "3", "lots"),
+        Row("figure 3", "c", "1", ("1",), "3"),
+        Row("figure 4", "d", "1", ("1",), "3", "lots"),
+    ]
+    shown = [(row[0], row[-1]) for row in summary.section(rows).rows]
+    assert shown == [("figure 3", "lots"), ("", "the same"), ("", ""), ("figure 4", "lots")]
+
+
+PAPERS: list[Paper[Any]] = [ABADI, DAVODY, LEE_KIFER, BETHUNE]
+
+
+@pytest.mark.parametrize("paper", PAPERS, ids=lambda paper: paper.name)
+def test_what_was_not_run_is_said_and_drawn_without(
+    paper: Paper[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert next(iter(paper.parts)) == summary.NAME
+    for name, part in paper.parts.items():
+        section = part.section([])
+        assert all(len(row) == len(section.header) for row in section.rows)
+        assert (paper is ABADI and name != "figure-3") or "not run" in {cell for row in section.rows for cell in row}
+        if section.figure:
+            ElementTree.fromstring(section.figure)
+
+
+@pytest.mark.parametrize("paper", PAPERS, ids=lambda paper: paper.name)
+def test_a_default_command_takes_an_hour_or_so_for_each_seed(paper: Paper[Any]) -> None:
+    for part in paper.parts.values():
+        jobs = part.missing(Asked(part.seeds, weights="w" if "weights" in part.options else None), [])
+        assert sum(job.seconds for job in jobs) / max(1, len(part.seeds)) < 2 * 3600

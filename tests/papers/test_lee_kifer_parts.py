@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from papers.__main__ import app
 from papers.lee_kifer_2020.figures import FIGURES
 from papers.lee_kifer_2020.parts import PAPER
 from papers.lee_kifer_2020.runs import Job, Run, Setting, captured_gain, read
@@ -70,31 +66,3 @@ def test_a_cell_is_measured_by_the_benchmark_and_read_again(tmp_path: Path) -> N
     assert shares[-1] == pytest.approx(1)
     assert all(row["seconds"] > 0 for row in run.measured["methods"].values())
     assert captured_gain(run.measured)
-
-
-def test_the_command_continues_and_writes_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Setting] = []
-
-    def invented(job: Job, data: object, runs: Path, tell: object) -> None:
-        made.append(job.setting)
-        run = finished("fig9", job.setting.model, job.setting.batch, MLP, job.setting.image)
-        line = {"setting": asdict(job.setting), "measured": run.measured}
-        with runs.open("a") as file:
-            file.write(json.dumps(line | {"made_with": {"processor": "A processor", "device": "cpu"}}) + "\n")
-        if len(made) == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(Job, "make", invented)
-    asked = ["lee-kifer-2020", "--figure", "9", "--out", str(tmp_path)]
-    assert CliRunner().invoke(app, asked).exit_code == 130
-    done = CliRunner().invoke(app, asked)
-    assert done.exit_code == 0, done.output
-    assert [setting.image for setting in made] == [32, 64, 128]
-    assert "25.0" in done.output
-    listed = CliRunner().invoke(app, ["lee-kifer-2020", "--out", str(tmp_path)])
-    assert listed.exit_code == 0, listed.output
-    assert "--figure 8  5 runs" in listed.output
-    page = (tmp_path / "lee-kifer-2020.html").read_text()
-    assert 'id="table-summary"' in page
-    assert 'id="figure-9"' in page
-    assert {file.name for file in tmp_path.iterdir()} == {"lee-kifer-2020.html", "figure-9.svg", RUNS}

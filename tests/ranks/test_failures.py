@@ -15,26 +15,24 @@ import torch
 import torch.distributed as dist
 
 from noisette import Ledger, PerExampleClip, PrivateRun, Ranks
+from noisette.core.batches import PoissonSampler
+from noisette.core.noise import GaussianNoise
 from process_group import Outcome, alone, on_ranks
 from ranks_loop import RECORDS, TERMS, network, records
 from small_loop import loss, start
 
 STEPS = 8
-# Where a rank may be struck: the object whose method is about to run, or has just run.
-PLACES = {
-    "before the reservation": ("noisette.accounting.ledger.Ledger.reserve", True),
-    "after the reservation": ("noisette.accounting.ledger.Ledger.reserve", False),
-    "before the batch is drawn": ("noisette.core.batches.PoissonSampler.indices", True),
-    "in a microbatch": ("noisette.run.per_example.PerExampleClip.add", True),
-    "before the commit": ("noisette.accounting.ledger.Ledger.commit", True),
-    "after the commit": ("noisette.accounting.ledger.Ledger.commit", False),
-    "before the sums are joined": ("noisette.ranks.process_group.Ranks.add_up", True),
-    "in the noise": ("noisette.core.noise.GaussianNoise.add_", True),
-    "before the parts are gathered": ("noisette.ranks.process_group.Ranks.gather_into", True),
-    "after the parts are gathered": ("noisette.ranks.process_group.Ranks.gather_into", False),
-    "after the release": ("noisette.core.steps.DpSgd._after_step", True),
-    "in a checkpoint": ("noisette.run.private.PrivateRun.save", True),
-    "after a checkpoint": ("noisette.run.private.PrivateRun.save", False),
+# Where a rank may be struck: as a method begins, or "after" it.
+PLACES: dict[str, tuple[type, str]] = {
+    **dict.fromkeys(("before the reservation", "after the reservation"), (Ledger, "reserve")),
+    **dict.fromkeys(("before the commit", "after the commit"), (Ledger, "commit")),
+    **dict.fromkeys(("before the parts are gathered", "after the parts are gathered"), (Ranks, "gather_into")),
+    **dict.fromkeys(("in a checkpoint", "after a checkpoint"), (PrivateRun, "save")),
+    "before the batch is drawn": (PoissonSampler, "indices"),
+    "in a microbatch": (PerExampleClip, "add"),
+    "before the sums are joined": (Ranks, "add_up"),
+    "in the noise": (GaussianNoise, "add_"),
+    "behind the release": (PrivateRun, "_after_step"),
 }
 
 
@@ -57,21 +55,16 @@ def run_out_of_memory() -> None:
 @contextmanager
 def struck(place: str, rank: int, strike: Callable[[], None], *, at: int) -> Iterator[None]:
     """Within it this rank is struck when it comes to a place for the ``at``-th time."""
-    target, before = PLACES[place]
-    owner, name = target.rpartition(".")[::2]
-    module, of = owner.rpartition(".")[::2]
+    (kind, name), after = PLACES[place], place.startswith("after ")
     with pytest.MonkeyPatch.context() as patch:
-        kind = getattr(__import__(module, fromlist=[of]), of)
         whole, calls = getattr(kind, name), []
 
         def method(self: Any, *args: Any, **kwargs: Any) -> Any:
             calls.append(1)
-            if before and len(calls) == at:
+            result = whole(self, *args, **kwargs) if after else None
+            if len(calls) == at:
                 strike()
-            result = whole(self, *args, **kwargs)
-            if not before and len(calls) == at:
-                strike()
-            return result
+            return result if after else whole(self, *args, **kwargs)
 
         if dist.get_rank() == rank:
             patch.setattr(kind, name, method)
@@ -138,11 +131,7 @@ QUICK = {("after the commit", 0), ("after the parts are gathered", 0), ("in a mi
 
 
 @pytest.mark.parametrize(
-    ("place", "victim"),
-    [
-        pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow, id="-".join(map(str, case)))
-        for case in STRUCK
-    ],
+    ("place", "victim"), [pytest.param(*c, marks=() if c in QUICK else pytest.mark.slow) for c in STRUCK]
 )
 def test_a_killed_rank_leaves_nothing_uncounted(place: str, victim: int, tmp_path: Path) -> None:
     outcomes = on_ranks(2, train, tmp_path, place, victim, die, PATIENCE)

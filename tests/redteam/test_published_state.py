@@ -105,9 +105,6 @@ def runs(make: Callable[[], nn.Module]) -> list[dict[str, Any]]:
     return found
 
 
-# Buffers
-
-
 class Writes(nn.Module):
     """A linear layer that calls ``write(self, x)`` in each forward pass."""
 
@@ -262,9 +259,6 @@ def test_public_statistics_follow_the_weights_and_their_own_weights_are_watched(
             run.optimizer.step()
 
 
-# Models with buffers that are no mistake
-
-
 def normed(make: Callable[[nn.Module], nn.Module]) -> nn.Module:
     return nn.Sequential(make(nn.Linear(FEATURES, 6)), nn.Tanh(), make(nn.Linear(6, CLASSES)))
 
@@ -324,9 +318,6 @@ def test_harmless_models_are_not_refused(make: Callable[[], nn.Module]) -> None:
     before = {name: p.clone() for name, p in model.named_parameters()}
     train(model, size=2)
     assert all(not torch.equal(p, before[name]) for name, p in model.named_parameters() if p.requires_grad)
-
-
-# Generators of random numbers
 
 
 class Draws(nn.Module):

@@ -14,11 +14,10 @@ from process_group import alone, on_ranks
 from ranks_attacks import DIFFERENT, HARMLESS, PATIENCE
 from ranks_loop import STEPS, in_small_buckets, take_steps
 
+DIFFERING = [pytest.param(named, work, id=work.__name__) for named, works in DIFFERENT.items() for work in works]
 
-@pytest.mark.parametrize(
-    ("named", "work"),
-    [pytest.param(named, work, id=work.__name__) for named, works in DIFFERENT.items() for work in works],
-)
+
+@pytest.mark.parametrize(("named", "work"), DIFFERING)
 def test_ranks_that_differ_release_nothing(named: str, work: Callable[[], None]) -> None:
     for outcome in on_ranks(2, work):
         assert outcome.error == "PrivacyError", outcome

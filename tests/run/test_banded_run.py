@@ -10,16 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from noisette import (
-    AdaptiveClip,
-    BandedGaussian,
-    CyclicPoisson,
-    Ledger,
-    PerExampleClip,
-    PldAccountant,
-    PrivateRun,
-    privatize,
-)
+from noisette import AdaptiveClip, BandedGaussian, CyclicPoisson, Ledger, PldAccountant, PrivateRun, privatize
+from noisette import PerExampleClip as Clip
 from noisette.accounting.filters import RenyiOdometer
 from noisette.core.noise import GaussianNoise, SecretKey
 from noisette.core.release import ROUNDING, shares_of
@@ -32,19 +24,14 @@ SECRET = bytes(range(32))
 X = torch.randn(SIZE, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 STEP = BandedGaussian(RATE, NOISE, BANDS)
 STD = NOISE * 0.5 * (1 + ROUNDING) / 20  # of independent noise on an element
-DECLARED: dict[str, Any] = {
-    "sampling_rate": RATE,
-    "expected_batch_size": 20,
-    "steps": STEPS,
-    "noise_multiplier": NOISE,
-    "sampling": CyclicPoisson(BANDS),
-}
+DECLARED: dict[str, Any] = {"sampling_rate": RATE, "expected_batch_size": 20, "steps": STEPS}
+DECLARED |= {"noise_multiplier": NOISE, "sampling": CyclicPoisson(BANDS)}
 
 
-def parts(clipping: Any = None) -> tuple[PerExampleClip, torch.optim.Optimizer]:
+def parts(clipping: Any = None) -> tuple[Clip, torch.optim.Optimizer]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
-    bound = PerExampleClip(model, 0.5) if clipping is None else PerExampleClip(model, clipping=clipping)
+    bound = Clip(model, 0.5) if clipping is None else Clip(model, clipping=clipping)
     return bound, torch.optim.SGD(model.parameters(), lr=0.2)
 
 
@@ -123,7 +110,7 @@ def test_no_noise_is_saved(tmp_path: Path) -> None:
     with start(tmp_path) as run:
         take_steps(run, square, steps=6)
         run.save(tmp_path)
-        kept = [value for earlier in run._release._noise._noise._earlier.values() for value in earlier.noises]  # pyright: ignore
+        kept = [value for earlier in run._release._noise._add_.__self__._earlier.values() for value in earlier.noises]  # pyright: ignore
         assert len(kept) == 3 * 4
         files = b"".join(path.read_bytes() for path in tmp_path.iterdir())
         for value in kept:

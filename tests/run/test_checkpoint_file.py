@@ -178,9 +178,6 @@ def test_a_full_disk_is_an_error_of_the_disk(tmp_path: Path, monkeypatch: pytest
     assert list(tmp_path.iterdir()) == []
 
 
-# The fingerprint of a data set
-
-
 X, Y = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32), np.arange(50)
 
 
@@ -253,14 +250,6 @@ def test_two_fingerprints_of_the_same_records_have_nothing_in_common() -> None:
     assert first.digest not in plain
     assert first.key not in repr(first)
     assert first.digest not in repr(first)
-
-
-def test_it_goes_without_a_trace(tmp_path: Path) -> None:
-    Fingerprint.of(X).write(tmp_path)
-    assert list(tmp_path.iterdir())
-    Fingerprint.remove(tmp_path)
-    Fingerprint.remove(tmp_path)
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

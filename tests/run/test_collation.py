@@ -183,9 +183,6 @@ def test_a_record_of_another_form_does_not_change_what_others_are_computed_with(
         train([first, *records])
 
 
-# Sequences padded to buckets
-
-
 LENGTHS = [3, 9, 0, 4, 5, 40, 1, 8, 16, 17, 4, 2]
 EDGES = (4, 8, 16)
 IDS = [torch.arange(1, n + 1) for n in LENGTHS]

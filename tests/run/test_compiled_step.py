@@ -122,9 +122,6 @@ def test_a_compiled_step_without_a_batch_is_refused() -> None:
         step()  # the run has ended, and left the optimizer as it was
 
 
-# A whole run captured is the same run eager
-
-
 class Noted:
     """A loss whose weight follows the epoch."""
 
@@ -164,9 +161,7 @@ def trained(capture: Any, size: Any, **clip: Any) -> tuple[Tensor, list[np.ndarr
 
 @pytest.mark.parametrize("clip", [{}, {"clipping": AdaptiveClip}], ids=["flat", "adaptive"])
 def test_a_captured_run_is_the_eager_run(clip: dict[str, Any]) -> None:
-    found, expected = [
-        trained(how, 24, **{name: make(0.5) for name, make in clip.items()}) for how in ("graph", "eager")
-    ]
+    found, expected = (trained(how, 24, **{k: make(0.5) for k, make in clip.items()}) for how in ("graph", "eager"))
     assert found[3].captured_operations > 0
     assert not found[3].capture_problems
     torch.testing.assert_close(found[0], expected[0], rtol=1e-4, atol=1e-4)

@@ -50,9 +50,6 @@ def test_what_precedes_a_step(before: Any) -> None:
     torch.testing.assert_close(flat(model), trained(), rtol=1e-6, atol=1e-7)
 
 
-# Layers that freeze and thaw
-
-
 @pytest.mark.parametrize(
     ("engine", "layer"), [(BookKeeping(), 0), (BookKeeping(), 2), (ReweightGP(), 0), (PerExampleLoop(), 2)]
 )
@@ -85,9 +82,6 @@ def test_a_layer_that_is_frozen_stops_and_the_others_are_clipped_without_it(engi
         assert not torch.equal(model[layer].weight, frozen["weight"]), "thawed again, and within the bound"
 
 
-# Modes, clips and modules
-
-
 LAZY: dict[str, Callable[[], nn.Module]] = {
     "behind a plain layer": lambda: nn.Sequential(nn.Linear(5, 4), nn.LazyLinear(3)),
     "buffers": lambda: nn.Sequential(nn.Linear(5, 4), nn.LazyBatchNorm1d(affine=False)),
@@ -105,16 +99,11 @@ def test_lazy_modules_are_refused_until_they_have_shapes(make: Callable[[], nn.M
     check_initialized(model)
 
 
-# Losses of one example
-
-
 ROWS, CLASSES = torch.randn(6, 8, generator=torch.Generator().manual_seed(1)).double(), torch.tensor([0, 1, 2, 2, 1, 0])
 WEIGHTS = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
 
 
-def released(
-    of: Callable[..., Tensor], model: nn.Module, *data: Tensor, public: Sequence[Tensor] = ()
-) -> Sequence[Tensor]:
+def released(of: Callable[..., Tensor], model: nn.Module, *data: Tensor, public: Sequence[Tensor]) -> Sequence[Tensor]:
     declared = {"expected_batch_size": 1, "sampling_rate": 1.0, "noise_multiplier": 1e-6, "steps": 1}
     with start(model, data, clip={"max_grad_norm": 1.0}, **declared) as run:
         for batch in run.batches():

@@ -10,18 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from noisette import (
-    BallsInBins,
-    Ledger,
-    PerExampleClip,
-    Poisson,
-    PoissonGaussian,
-    PrivacyError,
-    PrivateRun,
-    TruncatedPoisson,
-    Users,
-)
+from noisette import BallsInBins, Ledger, Poisson, PoissonGaussian, PrivacyError, PrivateRun, TruncatedPoisson, Users
 from noisette.accounting import BallsInBinsGaussian, Event, TruncatedPoissonGaussian, UserLevel
+from noisette.run.per_example import PerExampleClip
 from small_loop import square, start, take_steps
 
 SIZE = 60
@@ -77,7 +68,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "too few users": (
         {"users": Users(IDS, 2, public_users=5), "sampling_rate": None, "public_size": 60},
         ValueError,
-        "do not give 12 records",
+        "12 records",
     ),
 }
 

@@ -151,9 +151,6 @@ def test_a_private_run_takes_numbers_in_double_precision_and_says_so(kind: str, 
         start(torch.nn.Linear(1, 2).double(), arrays).close()
 
 
-# Records that each process holds for itself
-
-
 HELD = torch.arange(200.0).view(100, 2)
 PARTS = [(0, 37), (37, 37), (37, 90), (90, 100)]
 

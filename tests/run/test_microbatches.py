@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -183,25 +182,17 @@ def test_memory_that_runs_out_in_the_models_call_can_be_met_by_going_on() -> Non
     torch.testing.assert_close(torch.stack(training.released), torch.stack(whole.released), rtol=1e-12, atol=1e-12)
 
 
-# What measures memory
-
-
-def fake_cuda(monkeypatch: pytest.MonkeyPatch, **numbers: Callable[[torch.device], Any]) -> None:
-    for name, answer in numbers.items():
-        monkeypatch.setattr(torch.cuda, name, answer)
-
-
 def test_devices_count_what_their_allocator_can_still_hand_out(monkeypatch: pytest.MonkeyPatch) -> None:
     peaks, emptied, anew = {0: 0, 1: 0}, [], []
-    fake_cuda(
-        monkeypatch,
-        memory_allocated=lambda d: 100,
-        memory_reserved=lambda d: 300,
-        mem_get_info=lambda d: (800, 2000),
-        max_memory_allocated=lambda d: peaks[d.index],
-        reset_peak_memory_stats=lambda d: anew.append(d.index),
-        empty_cache=lambda: emptied.append(True),
-    )
+    for name, answer in {
+        "memory_allocated": lambda d: 100,
+        "memory_reserved": lambda d: 300,
+        "mem_get_info": lambda d: (800, 2000),
+        "max_memory_allocated": lambda d: peaks[d.index],
+        "reset_peak_memory_stats": lambda d: anew.append(d.index),
+        "empty_cache": lambda: emptied.append(True),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, answer)
     memory = CudaMemory([torch.device("cuda", 0), torch.device("cuda", 1)])
     memory.begin()
     assert anew == [0, 1]

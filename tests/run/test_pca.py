@@ -58,9 +58,6 @@ def many_rows(seed: int = 0, n: int = 3000, scales: tuple[float, ...] = (9, 6, 4
     return generator.normal(size=(n, len(scales))) * scales @ turn + 0.5
 
 
-# The bound
-
-
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_record_changes_the_sum_by_exactly_its_own_outer_product(name: str) -> None:
     others, row = many_rows(), np.array([HOSTILE[name]])
@@ -94,9 +91,6 @@ def test_a_sum_that_would_not_be_exact_is_refused() -> None:
     assert not ledger.events
 
 
-# The noise
-
-
 @pytest.mark.parametrize("noise_multiplier", [0.8, 16.0])
 def test_noise_has_the_declared_standard_deviation(noise_multiplier: float) -> None:
     d = 400
@@ -118,18 +112,12 @@ def test_noise_is_fresh_and_no_global_seed_reaches_it() -> None:
     assert (pca.fit(rows).components_ != pca.fit(rows).components_).all()
 
 
-# The components
-
-
 def test_components_are_those_of_ordinary_uncentred_analysis_where_records_are_many() -> None:
     rows = many_rows(n=200_000)
     oracle = TruncatedSVD(3, algorithm="arpack").fit(rows / np.linalg.norm(rows, axis=1, keepdims=True))
     pca = PrivatePCA(3, noise_multiplier=1.0).fit(rows)
     assert np.abs(np.sum(pca.components_ * oracle.components_, axis=1)) == pytest.approx(1.0, abs=1e-6)
     assert pca.eigenvalues_ == pytest.approx(oracle.singular_values_**2, rel=1e-3)
-
-
-# Kinds of rows
 
 
 KINDS: dict[str, Callable[[np.ndarray], Any]] = {
@@ -171,9 +159,6 @@ def test_data_that_is_no_table_of_numbers_is_refused_without_privacy_cost(rows: 
         pca.fit(rows)
     assert "5" not in str(refusal.value)  # the number of records
     assert not pca.ledger.events
-
-
-# Arguments and privacy cost
 
 
 @pytest.mark.parametrize(
@@ -219,9 +204,6 @@ def test_the_ledger_is_written_before_the_noise_is_drawn(tmp_path: Path, monkeyp
     with pytest.raises(KeyboardInterrupt):
         PrivatePCA(2, noise_multiplier=4.0, ledger=Ledger(path)).fit(many_rows())
     assert Ledger.read(path).events == {Gaussian(4.0, COST): 1}
-
-
-# The scikit-learn interface
 
 
 def test_estimator_of_scikit_learn() -> None:

@@ -19,9 +19,8 @@ def released(parameters: dict[str, nn.Parameter]) -> GaussianRelease:
     """A release of ones, with noise too small to matter."""
     release = GaussianRelease(SecretKey(), 1e-9, 1)
     held = tuple(parameters.values())
-    release(
-        [BoundedSum(held, tuple(map(torch.ones_like, held)), 1.0)], {id(p): n for n, p in parameters.items()}, step=0
-    )
+    names = {id(p): name for name, p in parameters.items()}
+    release([BoundedSum(held, tuple(map(torch.ones_like, held)), 1.0)], names, step=0)
     return release
 
 

@@ -117,19 +117,3 @@ def test_a_teacher_that_follows_the_weights_is_declared() -> None:
     model.zero_grad()
     with run_of(model) as run:
         step(run, tuple(teacher.parameters()))
-
-
-def test_a_plain_backward_pass_is_replaced_by_accumulate() -> None:
-    model = network(nn.Identity())
-
-    def plain() -> None:
-        with run_of(model) as run:
-            for batch in run.batches():
-                for x, y in batch.microbatches(64):
-                    loss(model, x, y).backward()
-                run.optimizer.step()
-
-    with pytest.raises(PrivacyError, match=r"in place of loss.backward\(\)"):
-        plain()
-    model.zero_grad()
-    train(model)

@@ -21,10 +21,8 @@ SIZE = 60
 X, Y = torch.randn(SIZE, 5, generator=torch.Generator().manual_seed(1)), torch.arange(SIZE) % 3
 DECLARED: dict[str, Any] = {"expected_batch_size": 30, "steps": 200, "accountant": RdpAccountant()}
 RULES: dict[str, dict[str, Any]] = {"flat": {"max_grad_norm": 0.7}, "adaptive": {"clipping": AdaptiveClip(0.7)}}
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "momentum": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
-    "AdamW": partial(torch.optim.AdamW, lr=0.01, amsgrad=True),
-}
+SGD, ADAMW = partial(torch.optim.SGD, lr=0.1, momentum=0.9), partial(torch.optim.AdamW, lr=0.01, amsgrad=True)
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"momentum": SGD, "AdamW": ADAMW}
 
 
 class Small(nn.Module):
@@ -82,9 +80,6 @@ def state(parts: Pair) -> list[Tensor]:
     return [*kept, torch.tensor([*parts[0].state().values()])]
 
 
-# What goes on
-
-
 @pytest.mark.parametrize(("optimizer", "rule"), [("momentum", "flat"), ("AdamW", "adaptive")])
 @pytest.mark.usefixtures("known_key")
 def test_a_resumed_run_ends_where_it_would_have_ended(optimizer: str, rule: str, tmp_path: Path) -> None:
@@ -117,9 +112,6 @@ def test_each_process_draws_noise_of_its_own(tmp_path: Path) -> None:
         crash(run)
     assert not torch.equal(released[0], released[1])
     assert not torch.equal(released[1], released[2])
-
-
-# What is spent
 
 
 def test_what_a_dead_process_reserved_is_lost(tmp_path: Path) -> None:
@@ -196,9 +188,6 @@ def test_a_release_that_breaks_off_is_paid_for_and_never_repeated(
     assert run.ledger.events == {run.event: 1}
 
 
-# What is refused
-
-
 def assert_refused(folder: Path, parts: Pair, error: Any, message: str, **options: Any) -> None:
     """Refused, and everything is as before: weights, optimizer, bound, hooks, ledger, lock."""
     before, hooks = state(parts), len(parts[0].model._forward_pre_hooks)
@@ -231,9 +220,7 @@ OTHERS: dict[str, tuple[Callable[[], Pair], str]] = {
 
 
 @pytest.mark.parametrize(("other", "message"), OTHERS.values(), ids=OTHERS)
-def test_another_model_or_optimizer_or_bound_is_refused(
-    other: Callable[[], Pair], message: str, tmp_path: Path
-) -> None:
+def test_another_model_or_optimizer_or_bound_is_refused(other: Any, message: str, tmp_path: Path) -> None:
     begun(tmp_path)
     assert_refused(tmp_path, other(), ValueError, message)
 
@@ -291,9 +278,6 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
     for name, value in (("steps", 0), ("run", ""), ("expected_batch_size", 0), ("event", {"mechanism": "?"})):
         checkpoint_file.write(tmp_path / "saved", kept | {"terms": kept["terms"] | {name: value}})
         assert_refused(tmp_path, pair(), ValueError, "holds no checkpoint of a run")
-
-
-# What is written
 
 
 def test_no_secret_and_no_record_is_written(tmp_path: Path, known_key: bytes) -> None:

@@ -18,9 +18,6 @@ from noisette.run.sampling import BallsInBinsSampler, CyclicPoissonSampler, Trun
 KEY = SecretKey(bytes(range(32)))
 
 
-# Passes over the data: each record is in one batch of a pass
-
-
 def chosen(sampler: BallsInBinsSampler, passes: int) -> np.ndarray:
     """The bin of each record in each pass, (passes, records)."""
     found = np.full((passes, sampler.size), -1)
@@ -57,9 +54,6 @@ def test_law_of_bins() -> None:
         assert abs(again.mean() - 0.2) < 6 * (0.16 / again.size) ** 0.5
 
 
-# Cyclic batches: groups in turn, and Poisson batches within a group
-
-
 def entered(sampler: CyclicPoissonSampler, steps: int) -> np.ndarray:
     """Which records are in which batch, (steps, records)."""
     found = np.zeros((steps, sampler.size), dtype=bool)
@@ -70,9 +64,7 @@ def entered(sampler: CyclicPoissonSampler, steps: int) -> np.ndarray:
     return found
 
 
-@pytest.mark.parametrize(
-    ("rate", "bands", "first"), [(1.0, 1, 0), (0.4, 2, 5), (1.0, 7, 5), (0.05, 7, 0), (0.4, 300, 5)]
-)
+@pytest.mark.parametrize(("rate", "bands", "first"), [(1.0, 1, 0), (1.0, 7, 5), (0.05, 7, 0), (0.4, 300, 5)])
 def test_a_record_is_in_at_most_one_of_so_many_consecutive_batches(rate: float, bands: int, first: int) -> None:
     found = entered(CyclicPoissonSampler(500, rate, bands, KEY, first), 3 * bands + 2)
     for start in range(2 * bands + 3):
@@ -121,9 +113,6 @@ def test_one_band_is_poisson_sampling(rate: float) -> None:
 def test_another_key_draws_other_groups() -> None:
     one, other = (CyclicPoissonSampler(1000, 1.0, 4, key)._groups for key in (KEY, SecretKey()))
     assert 150 < (one == other).sum() < 350
-
-
-# Truncated batches
 
 
 def sampler(size: int, rate: float, largest: int, key: SecretKey = KEY) -> TruncatedPoissonSampler:

@@ -100,25 +100,26 @@ def check_exact(model: Model, **settings: Any) -> float:
     return max(errors)
 
 
-def check_equal(
-    model: Model,
-    cast_to: torch.dtype | None = None,
-    capture: Any = "graph",
-    sizes: Sequence[int] = SIZES,
-    **settings: Any,
-) -> float:
-    """Sums of a captured step in single precision against those of the same step in the ordinary way."""
+def both(model: Model, capture: Any, **settings: Any) -> tuple[PerExampleClip, PerExampleClip]:
+    """A clip of the model whose steps are captured, and one of a copy of it whose steps are not."""
     private = model.make()
     other = copy.deepcopy(private)
-    clip = PerExampleClip(private, BOUND, capture=capture, **settings)
     eager = PerExampleClip(other, BOUND, capture="eager", **settings)
+    return PerExampleClip(private, BOUND, capture=capture, **settings), eager
+
+
+def check_equal(
+    model: Model, cast_to: torch.dtype | None = None, capture: Any = "graph", sizes: Any = SIZES, **settings: Any
+) -> float:
+    """Sums of a captured step in single precision against those of the same step in the ordinary way."""
+    clip, eager = both(model, capture, **settings)
     errors = []
     for b in sizes:
         batch = cast(model.batch(b), torch.float32)
         found = sums_of(clip, model.loss, batch, cast_to)
         errors.append(error_of(found, sums_of(eager, model.loss, batch, cast_to)))
-        moved(private)
-        copied(private, other)
+        moved(clip.model)
+        copied(clip.model, eager.model)
     assert_captured(clip, capture)
     clip.close()
     return max(errors)
@@ -129,10 +130,7 @@ def check_same_draws(model: Model, capture: Any = "graph", **settings: Any) -> f
 
     The examples fill the rows of the graph, so that both draw the same. Buffers are the same at the end, too.
     """
-    private = model.make()
-    other = copy.deepcopy(private)
-    clip = PerExampleClip(private, BOUND, capture=capture, **settings)
-    eager = PerExampleClip(other, BOUND, capture="eager", **settings)
+    clip, eager = both(model, capture, **settings)
     batch = model.batch(6)
     states, found = [], []
     for each in (clip, eager):
@@ -140,7 +138,7 @@ def check_same_draws(model: Model, capture: Any = "graph", **settings: Any) -> f
         found.append([sums_of(each, model.loss, batch) for _ in range(4)])
         states.append(torch.get_rng_state())
     assert torch.equal(*states)
-    for one, two in zip(private.buffers(), other.buffers(), strict=True):
+    for one, two in zip(clip.model.buffers(), eager.model.buffers(), strict=True):
         torch.testing.assert_close(one, two)
     assert_captured(clip, capture)
     clip.close()

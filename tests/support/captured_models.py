@@ -101,13 +101,9 @@ class Decoder(nn.Module):
         self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(5))
 
     def forward(self, x: Tensor, memory: Tensor) -> Tensor:
-        states = self.layers(
-            self.words(x),
-            self.words(memory),
-            tgt_mask=self.mask.to(self.words.weight),
-            tgt_is_causal=True,
-            memory_key_padding_mask=memory == 0,
-        )
+        mask, padding = self.mask.to(self.words.weight), memory == 0
+        given = {"tgt_mask": mask, "tgt_is_causal": True, "memory_key_padding_mask": padding}
+        states = self.layers(self.words(x), self.words(memory), **given)
         return states @ self.words.weight.T  # tied
 
 
@@ -146,23 +142,17 @@ def factories(m: Any, x: Tensor) -> Tensor:
 
 
 def normed() -> nn.Module:
-    return nn.Sequential(
-        parametrizations.weight_norm(nn.Linear(4, 6)), nn.Tanh(), parametrizations.orthogonal(nn.Linear(6, 3))
-    )
+    first, last = parametrizations.weight_norm(nn.Linear(4, 6)), parametrizations.orthogonal(nn.Linear(6, 3))
+    return nn.Sequential(first, nn.Tanh(), last)
 
 
+images = labelled(2, 8, 8)
 MODELS = {
     "LeNet-5": Model(lambda: networks.lenet_5((1, 12, 12), 3), labelled(1, 12, 12), entropy),
-    "ResNet-18, group norm": Model(
-        lambda: models.resnet((2, 8, 8), 3, width=4, norm=group_norm), labelled(2, 8, 8), entropy
-    ),
-    "VGG, group norm": Model(
-        lambda: networks.light_vgg((2, 8, 8), 3, width=4, norm=group_norm), labelled(2, 8, 8), entropy
-    ),
-    "VGG, public batch norm": Model(lambda: with_public_statistics(PublicBatchNorm), labelled(2, 8, 8), entropy),
-    "VGG, per-example batch norm": Model(
-        lambda: with_public_statistics(PerExampleBatchNorm), labelled(2, 8, 8), entropy
-    ),
+    "ResNet-18, group norm": Model(lambda: models.resnet((2, 8, 8), 3, width=4, norm=group_norm), images, entropy),
+    "VGG, group norm": Model(lambda: networks.light_vgg((2, 8, 8), 3, width=4, norm=group_norm), images, entropy),
+    "VGG, public batch norm": Model(lambda: with_public_statistics(PublicBatchNorm), images, entropy),
+    "VGG, per-example batch norm": Model(lambda: with_public_statistics(PerExampleBatchNorm), images, entropy),
     "BiLSTM, layer norm": Model(lambda: networks.ln_bilstm_dl((3, 4), 3, dropout=0.0), labelled(3, 4), entropy),
     "LSTM": Model(lambda: Reader(nn.LSTM), words(4), entropy),
     "GRU": Model(lambda: Reader(nn.GRU), words(4), entropy),

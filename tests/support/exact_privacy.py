@@ -27,19 +27,8 @@ from scipy.optimize import brentq
 from scipy.special import gammaln, log_ndtr, logsumexp
 from scipy.stats import binom
 
-from noisette.accounting.events import (
-    DiscreteGaussian,
-    DpAmount,
-    Event,
-    FixedSizeGaussian,
-    Gaussian,
-    GroupPrivacy,
-    Laplace,
-    PoissonGaussian,
-    ReplacedPoissonGaussian,
-    TruncatedPoissonGaussian,
-    UserLevel,
-)
+from noisette.accounting import events
+from noisette.accounting.events import DpAmount, Event, Gaussian, PoissonGaussian, TruncatedPoissonGaussian
 
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(16)
 LOG_ROOT = 0.5 * math.log(2 * math.pi)
@@ -130,11 +119,9 @@ class SampledLoss:
             exponent = self.shift * z - self.shift**2 / 2
             small = exponent.real < 1
             moved = np.where(small, exponent, 0)
-            log_rate, rest = math.log(self.rate), (1 - self.rate) / self.rate
-            large = np.where(small, 0, exponent)
-            return np.where(
-                small, _log1p(self.rate * np.expm1(moved)), log_rate + large + _log1p(rest * np.exp(-large))
-            )
+            large, rest = np.where(small, 0, exponent), (1 - self.rate) / self.rate
+            beyond = math.log(self.rate) + large + _log1p(rest * np.exp(-large))
+            return np.where(small, _log1p(self.rate * np.expm1(moved)), beyond)
         return _log1p_where_small(self._ratio_excess, self._log_ratio, z)
 
     def _log_ratio(self, z: np.ndarray) -> np.ndarray:
@@ -288,7 +275,7 @@ class LaplaceLoss:
 def atoms(event: Event) -> tuple[np.ndarray, np.ndarray] | None:
     """The losses of a release without continuous losses, and ln of their probabilities under Q."""
     match event:
-        case DiscreteGaussian(noise_multiplier=sigma):
+        case events.DiscreteGaussian(noise_multiplier=sigma):
             k = np.arange(-math.ceil(40 * sigma) - 60, math.ceil(40 * sigma) + 62)
             log_q = -((k - 1.0) ** 2) / (2 * sigma**2)
             return (1 - 2 * k) / (2 * sigma**2), log_q - logsumexp(log_q)
@@ -304,9 +291,9 @@ def _truncated(event: TruncatedPoissonGaussian, others: np.ndarray) -> tuple[np.
     return full, np.where(full > 0, np.minimum(event.sampling_rate, kept / np.maximum(full, 1e-300)), 1e-9)
 
 
-def worst_number(events: Mapping[Event, int]) -> int:
+def worst_number(charged: Mapping[Event, int]) -> int:
     """A number of other records with which truncated batches cost much: no price may be below that."""
-    truncated = [(event, times) for event, times in events.items() if isinstance(event, TruncatedPoissonGaussian)]
+    truncated = [(event, times) for event, times in charged.items() if isinstance(event, TruncatedPoissonGaussian)]
     if not truncated:
         return 0
     others = np.unique(np.geomspace(1, min(event.most_records for event, _ in truncated), 3000).astype(int))
@@ -326,18 +313,18 @@ def loss_of(event: Event, others: int = 0) -> Loss:
             return GaussianLoss(1 / sigma)
         case PoissonGaussian(sampling_rate=q, noise_multiplier=sigma):
             return SampledLoss(q, 1 / sigma)
-        case GroupPrivacy(event=one, records=k) | UserLevel(event=one, records=k):
+        case events.GroupPrivacy(event=one, records=k) | events.UserLevel(event=one, records=k):
             if one.sampling_rate == 1:
                 return GaussianLoss(k / one.noise_multiplier)
             return SampledLoss(one.sampling_rate, 1 / one.noise_multiplier, k)
-        case FixedSizeGaussian(batch_size=b, size=n, noise_multiplier=sigma):
+        case events.FixedSizeGaussian(batch_size=b, size=n, noise_multiplier=sigma):
             return GaussianLoss(2 / sigma) if b == n else ReplacedLoss(SampledLoss(b / n, 2 / sigma))
-        case ReplacedPoissonGaussian(sampling_rate=q, noise_multiplier=sigma):
+        case events.ReplacedPoissonGaussian(sampling_rate=q, noise_multiplier=sigma):
             return GaussianLoss(2 / sigma) if q == 1 else ExchangedLoss(q, 1 / sigma)
         case TruncatedPoissonGaussian(sampling_rate=q, noise_multiplier=sigma):
             full, kept = (float(each[0]) for each in _truncated(event, np.array([others])))
             return MixedLoss(((1 - full, SampledLoss(q, 1 / sigma)), (full, SampledLoss(kept, 2 / sigma))))
-        case Laplace(noise_multiplier=b):
+        case events.Laplace(noise_multiplier=b):
             return LaplaceLoss(1 / b)
     if found := atoms(event):
         return NodesLoss(*found)
@@ -410,8 +397,6 @@ class Truth:
 
     def _total(self, of_losses: float) -> float:
         return self.certain + (1 - self.certain) * of_losses
-
-    # Along the contour
 
     def _k(self, s: np.ndarray) -> np.ndarray:
         p = -s if self.added else s + 1
@@ -529,8 +514,6 @@ class Truth:
                 break
         return epsilon
 
-    # Discrete losses
-
     def _discrete(self) -> tuple[np.ndarray, np.ndarray]:
         """All losses together and ln of their probabilities under P; in this direction, which has the same losses."""
         values, log_p = np.zeros(1), np.zeros(1)
@@ -591,9 +574,6 @@ class Oracle:
         if any(math.isnan(value) for value in values):
             return math.nan, math.inf
         return max(values), max(way.worst_error for _, way in found)
-
-
-# Numerical parts
 
 
 def panels(edges: np.ndarray, exponents) -> tuple[np.ndarray, np.ndarray]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -46,3 +47,15 @@ def with_recipe(facts: Facts, **sections: Mapping[str, Any]) -> Facts:
     """The facts of a run whose recipe has other values in these sections."""
     changed = {name: replace(getattr(facts.recipe, name), **values) for name, values in sections.items()}
     return replace(facts, recipe=replace(facts.recipe, **changed))
+
+
+def redigested(ledger: Path, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> str:
+    """Change the lines of a ledger and write all its digests anew, as a forger would; returns the last one."""
+    head, lines = "", []
+    for number, line in enumerate(change([json.loads(text) for text in ledger.read_text().splitlines()])):
+        line = {name: value for name, value in line.items() if name != "digest"}
+        line |= {"previous": head, "sequence": number}
+        head = hashlib.sha256(json.dumps(line).encode()).hexdigest()
+        lines.append(json.dumps(line | {"digest": head}) + "\n")
+    ledger.write_text("".join(lines))
+    return head

@@ -21,17 +21,8 @@ import numpy as np
 import scipy.fft
 from scipy.optimize import brentq
 from scipy.special import gammaln, logsumexp, ndtr
-from support.exact_privacy import (
-    LOG_ROOT,
-    ExchangedLoss,
-    GaussianLoss,
-    LaplaceLoss,
-    MixedLoss,
-    NodesLoss,
-    ReplacedLoss,
-    SampledLoss,
-    Truth,
-)
+from support import exact_privacy as exact
+from support.exact_privacy import LOG_ROOT, GaussianLoss, SampledLoss, Truth
 
 from noisette.accounting.events import Event
 
@@ -267,10 +258,8 @@ def _log_means(releases: Sequence[Release], often: Sequence, rare: Sequence, k: 
         if not np.isfinite(b[ZERO]):
             total = [each.times * a + one for one in total]
             continue
-        own = [
-            _log_binomial(each.times, i) + (each.times - i) * a + (i * b if i else 0)
-            for i in range(min(k, each.times) + 1)
-        ]
+        n, most = each.times, min(k, each.times)
+        own = [_log_binomial(n, i) + (n - i) * a + (i * b if i else 0) for i in range(most + 1)]
         own += [np.full(len(THETAS), -math.inf)] * (k + 1 - len(own))
         total = [logsumexp([total[j] + own[i - j] for j in range(i + 1)], axis=0) for i in range(k + 1)]
     return np.where(np.isnan(total[k]), math.inf, total[k])
@@ -339,11 +328,9 @@ def _convolved(releases: Sequence[Release], term: Term, size: int) -> tuple[int,
             total = [one * a**each.times for one in total]
             continue
         b, log_b = _transform(*each.points(term.theta, h, rare=True), term.theta, h, size)
-        most = min(term.rare, each.times)
-        own = [
-            math.exp(_log_binomial(each.times, i) + i * (log_b - log_a)) * a ** (each.times - i) * b**i
-            for i in range(most + 1)
-        ]
+        n, most = each.times, min(term.rare, each.times)
+        weights = [math.exp(_log_binomial(n, i) + i * (log_b - log_a)) for i in range(most + 1)]
+        own = [weight * a ** (n - i) * b**i for i, weight in enumerate(weights)]
         total = [sum(total[j] * own[i - j] for j in range(i + 1) if i - j <= most) for i in range(term.rare + 1)]
     masses = scipy.fft.irfft(total[-1], size) if isinstance(total[-1], np.ndarray) else np.zeros(size)
     return start, h, log_scale, np.roll(masses, -(start % size))
@@ -436,13 +423,10 @@ def _outputs(loss: object) -> list[Outputs | Atoms | Between]:
     match loss:
         case SampledLoss():
             return [Outputs(loss._loss, loss.widest_shift)]
-        case MixedLoss():
-            return [
-                Outputs(one._loss, one.widest_shift, partial(_constant, math.log(weight)))
-                for weight, one in loss.cases
-                if weight
-            ]
-        case ReplacedLoss(sampled=one):
+        case exact.MixedLoss():
+            cases = [(partial(_constant, math.log(weight)), one) for weight, one in loss.cases if weight]
+            return [Outputs(one._loss, one.widest_shift, log_weight) for log_weight, one in cases]
+        case exact.ReplacedLoss(sampled=one):
             middle = one.shift / 2
             above_p = one.rate * ndtr(middle) + (1 - one.rate) * ndtr(-middle)
             rest = -math.expm1(math.log(ndtr(-middle) + above_p))
@@ -451,17 +435,12 @@ def _outputs(loss: object) -> list[Outputs | Atoms | Between]:
                 Outputs(lambda z: -one._loss(z), one.shift, one._loss, low=middle),
                 Atoms(np.zeros(1), np.log([rest])),
             ]
-        case ExchangedLoss(rate=rate, shift=shift):
-            return [
-                Outputs(
-                    loss.loss,
-                    shift,
-                    lambda z: np.logaddexp(math.log1p(-rate), math.log(rate) - shift * z - shift**2 / 2),
-                )
-            ]
-        case NodesLoss():
+        case exact.ExchangedLoss(rate=rate, shift=shift):
+            middle = math.log(rate) - shift**2 / 2
+            return [Outputs(loss.loss, shift, lambda z: np.logaddexp(math.log1p(-rate), middle - shift * z))]
+        case exact.NodesLoss():
             return [Atoms(loss.values, loss.log_q)]
-        case LaplaceLoss(epsilon=epsilon):
+        case exact.LaplaceLoss(epsilon=epsilon):
             return [Between(epsilon), Atoms(np.array([-epsilon, epsilon]), -np.log(2) - np.array([0, epsilon]))]
     raise TypeError(f"no outputs of {loss!r}")
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+Inputs = Sequence[Tensor] | Mapping[str, Tensor]
 Loss = Callable[..., Tensor]  # (model, *inputs) or (model, **inputs) -> one loss for each example
 
 
@@ -50,9 +51,7 @@ class ExampleGradients:
         return Clipped(torch.tensor(norms, dtype=torch.float64), sums)
 
 
-def example_gradients(
-    model: nn.Module, loss: Loss, inputs: Sequence[Tensor] | Mapping[str, Tensor]
-) -> ExampleGradients:
+def example_gradients(model: nn.Module, loss: Loss, inputs: Inputs) -> ExampleGradients:
     """One backward pass for each example."""
     plain = copy.deepcopy(model).double()
     for module in plain.modules():
@@ -69,6 +68,6 @@ def example_gradients(
     return ExampleGradients(named, of_examples)
 
 
-def clipped_sum(model: nn.Module, loss: Loss, inputs: Sequence[Tensor] | Mapping[str, Tensor], bound: float) -> Clipped:
+def clipped_sum(model: nn.Module, loss: Loss, inputs: Inputs, bound: float) -> Clipped:
     """The clipped sum of a batch."""
     return example_gradients(model, loss, inputs).clipped(bound)

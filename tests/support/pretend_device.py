@@ -23,12 +23,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 NAME = "pretend"
 _MOVES = {"_to_copy", "copy_"}
 _READS = {"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "_unique2"}
-_WITH_INDICES = {
-    "index",
-    "index_put",
-    "index_put_",
-    "_index_put_impl_",
-}  # a GPU takes them from the processor, and waits
+# A GPU takes indices from the processor, and waits.
+_WITH_INDICES = {"index", "index_put", "index_put_", "_index_put_impl_"}
 _WITH_LENGTHS = {"_pack_padded_sequence", "_pad_packed_sequence"}  # which are to lie on the processor
 _RESHAPED = {"squeeze_", "unsqueeze_", "t_", "transpose_"}
 

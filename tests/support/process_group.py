@@ -11,9 +11,8 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing.process import BaseProcess
 from typing import Any
 
 import pytest
@@ -39,11 +38,7 @@ class Outcome:
 
     @property
     def value(self) -> Any:
-        """What the rank returned.
-
-        Raises:
-            AssertionError: it raised, or was killed, also after it had returned.
-        """
+        """What the rank returned; an AssertionError if it raised, or was killed, also after it had returned."""
         assert not self.error, f"{self.error}: {self.text}"
         assert self.exit_code == 0, f"exit code {self.exit_code}"
         return self.returned
@@ -54,12 +49,8 @@ def on_ranks(
 ) -> list[Outcome]:
     """Call a function of a module in so many new processes, which form a process group of gloo.
 
-    Args:
-        size: number of processes.
-        work: the function, called with ``args``; what it returns can be pickled.
-        args: of the function.
-        known_key: whether the secret key of runs is ``SECRET``.
-        hanging: a rank that is killed as soon as all others have ended.
+    What the function returns can be pickled. With a ``known_key`` the key of runs is ``SECRET``. The rank that is
+    ``hanging`` is killed as soon as all others have ended.
     """
     context = multiprocessing.get_context("forkserver")  # copies a process that has done nothing but imports
     context.set_forkserver_preload(["pytest", "ranks_loop", "torch.distributed", "torch._dynamo", "torch._inductor"])
@@ -67,12 +58,8 @@ def on_ranks(
     outcomes: dict[int, Outcome] = {}
     with tempfile.TemporaryDirectory() as place:
         store = f"file://{place}/store"
-        started = [
-            context.Process(
-                target=_rank, args=(rank, size, store, results, known_key, PLANTED, work, args), daemon=True
-            )
-            for rank in range(size)
-        ]
+        given = size, store, results, known_key, PLANTED, work, args
+        started = [context.Process(target=_rank, args=(rank, *given), daemon=True) for rank in range(size)]
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))  # where that process finds its imports
             for process in started:
@@ -85,7 +72,8 @@ def on_ranks(
                 for process in started:
                     process.kill()
         _receive(results, outcomes)
-    return [_with_exit_code(outcomes.get(rank, Outcome()), process) for rank, process in enumerate(started)]
+    found = [outcomes.get(rank, Outcome()) for rank in range(size)]
+    return [replace(one, exit_code=process.exitcode) for one, process in zip(found, started, strict=True)]
 
 
 def alone(work: Callable[..., Any], *args: Any) -> Any:
@@ -94,10 +82,6 @@ def alone(work: Callable[..., Any], *args: Any) -> Any:
         patch.setattr("noisette.ranks.launch.SecretKey", partial(SecretKey, SECRET))
         torch.manual_seed(0)
         return work(*args)
-
-
-def _with_exit_code(outcome: Outcome, process: BaseProcess) -> Outcome:
-    return Outcome(outcome.returned, outcome.error, outcome.text, process.exitcode)
 
 
 def _receive(results: Any, outcomes: dict[int, Outcome]) -> None:
@@ -110,14 +94,7 @@ def _receive(results: Any, outcomes: dict[int, Outcome]) -> None:
 
 
 def _rank(
-    rank: int,
-    size: int,
-    store: str,
-    results: Any,
-    known_key: bool,
-    planted: tuple[Callable[[pytest.MonkeyPatch], None], ...],
-    work: Callable[..., Any],
-    args: tuple[Any, ...],
+    rank: int, size: int, store: str, results: Any, known_key: bool, planted: Any, work: Callable[..., Any], args: Any
 ) -> None:
     os.environ["NOISETTE_COMPILE"] = "0"
     torch.set_num_threads(1)

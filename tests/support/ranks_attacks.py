@@ -146,9 +146,6 @@ def _fails(*_: object, **__: object) -> None:
     raise MemoryError("planted")
 
 
-# Harmless loops
-
-
 def a_wrapper_inside() -> int:
     """A part of the model is in ``DistributedDataParallel``, with a buffer that it would send in each call."""
 

@@ -15,18 +15,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from noisette import (
-    AdaptiveClip,
-    CyclicPoisson,
-    Ledger,
-    OwnRecords,
-    PerExampleClip,
-    Poisson,
-    PrivatePCA,
-    PrivateRun,
-    Ranks,
-    privatize,
-)
+import noisette
+from noisette import AdaptiveClip, CyclicPoisson, Ledger, PerExampleClip, Poisson, PrivateRun, Ranks
 from noisette.ranks.process_group import canonical_name
 from small_loop import loss, start
 
@@ -81,7 +71,7 @@ def take_steps(
         data[0][::3] = float("nan")
     if parts is not None:  # of each rank: the place of its first record, and the records that it holds
         first, held = parts[dist.get_rank()]
-        data = OwnRecords((data[0][held], data[1][held]), first=first, of=RECORDS)
+        data = noisette.OwnRecords((data[0][held], data[1][held]), first=first, of=RECORDS)
     model = wrapped(network(dtype), kind)
     clip = PerExampleClip(model, clipping=AdaptiveClip(0.1)) if adaptive else PerExampleClip(model, 0.5)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
@@ -143,7 +133,7 @@ def differ(difference: str) -> None:
     if other and difference == "records":
         data = data[0][1:], data[1][1:]
     with tempfile.TemporaryDirectory() as place:
-        privatize(
+        noisette.privatize(
             PerExampleClip(model, 0.4 if other and difference == "bound" else 0.5),
             torch.optim.SGD(model.parameters(), lr=0.3 if other and difference == "lr" else 0.2),
             data,
@@ -164,5 +154,5 @@ def drawn_words() -> list[int]:
 def components(rows: int) -> tuple[list[list[float]], str]:
     """Private principal components of many rows, and what the ledger holds of them."""
     data = np.random.default_rng(0).normal(size=(rows, 5)) * [9, 5, 1, 1, 1]
-    found = PrivatePCA(2, noise_multiplier=4.0).fit(data)
+    found = noisette.PrivatePCA(2, noise_multiplier=4.0).fit(data)
     return found.components_.tolist(), str(found.ledger.events)

@@ -27,15 +27,8 @@ def small_model() -> nn.Sequential:
 
 def small_run(model: nn.Module, optimizer: Any, *, steps: int = 3, dataset: Any = (X, Y), **clip: Any) -> PrivateRun:
     """A run over all records in each step, with noise too small to matter."""
-    return privatize(
-        PerExampleClip(model, C, **clip),
-        optimizer,
-        dataset,
-        expected_batch_size=RECORDS,
-        sampling_rate=1.0,
-        steps=steps,
-        noise_multiplier=1e-9,
-    )
+    declared = {"expected_batch_size": RECORDS, "sampling_rate": 1.0, "steps": steps, "noise_multiplier": 1e-9}
+    return privatize(PerExampleClip(model, C, **clip), optimizer, dataset, **declared)
 
 
 def start(
@@ -55,9 +48,7 @@ def start(
     if optimizer is None:
         optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
     try:
-        return privatize(
-            bound, optimizer, dataset, **{name: value for name, value in numbers.items() if value is not None}
-        )
+        return privatize(bound, optimizer, dataset, **{k: value for k, value in numbers.items() if value is not None})
     except BaseException:
         bound.close()
         raise

@@ -30,19 +30,11 @@ BATCH = 128
 
 @dataclass(frozen=True)
 class StepShape:
-    """Four figures of what was called.
+    """Four figures of what was called."""
 
-    Args:
-        deepest_chain: the largest number of noisette frames on the stack at once; frames of others between them are
-            not counted.
-        files_entered: the number of distinct noisette files in which a frame was called.
-        moves: how often execution passes from one noisette file to another, by a call or by a return.
-        calls: the number of noisette frames.
-    """
-
-    deepest_chain: int
+    deepest_chain: int  # the largest number of noisette frames on the stack at once, without those of others
     files_entered: int
-    moves: int
+    moves: int  # how often execution passes from one noisette file to another, by a call or by a return
     calls: int
 
 

@@ -1,15 +1,12 @@
-"""Freed memory is kept where the C library can, and the choice is made by commands alone."""
+"""Freed memory is kept where the C library can."""
 
 from __future__ import annotations
 
 import platform
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-
-import noisette
 
 MEASURED = """
 import torch
@@ -33,9 +30,3 @@ def test_freed_memory_stays_with_the_process_once_a_command_asks_for_it() -> Non
     assert kept == "True"
     assert abs(int(before) - 2**28) < 2**25
     assert abs(int(after)) < 2**25
-
-
-def test_only_commands_choose_for_the_process() -> None:
-    source = Path(noisette.__file__).parent
-    users = {path.parent.name for path in source.rglob("*.py") if "keep_freed_memory" in path.read_text()}
-    assert users == {"training", "cli"}

@@ -55,8 +55,10 @@ def test_an_average_of_the_last_weights_is_resumed(tmp_path: Path) -> None:
         TrainingSection(epochs=1, batch_size=200, lr=4.0, average_last=0.9),
     )
     weights: list[torch.Tensor] = []
+    rates: list[float] = []
 
     def watch(run, point):
+        rates.append(run.optimizer.param_groups[0]["lr"])
         weights.append(next(run.bound.model.parameters()).detach().clone())
         if len(weights) == 3:
             raise SystemExit
@@ -65,6 +67,7 @@ def test_an_average_of_the_last_weights_is_resumed(tmp_path: Path) -> None:
         train(recipe, load("digits"), ledger_path=tmp_path / "l", on_step=watch, checkpoint=tmp_path / "c")
     outcome = resume(recipe, load("digits"), on_step=watch, checkpoint=tmp_path / "c")
     assert outcome.run.steps == len(weights) == 7
+    assert rates == pytest.approx([2 * (1 + math.cos(math.pi * n / 7)) for n in range(1, 8)]), "the next step's"
     torch.testing.assert_close(next(outcome.model.parameters()).detach(), torch.stack(weights).mean(0))
 
 

@@ -16,7 +16,6 @@ from torch import nn
 
 from cut_runs import cut_short, pass_by
 from noisette import PrivacyError
-from noisette import nn as norms
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.clipping.rules import STABILITY
 from noisette.data import DataSet, Split
@@ -27,6 +26,7 @@ from noisette.training.build import TrainingSetup
 from noisette.training.evaluation import Outcome
 from noisette.training.loop import resume, train
 from noisette.training.recipe import (
+    BATCH_NORMS,
     DataSection,
     LipschitzSection,
     ModelSection,
@@ -71,17 +71,9 @@ def run(of: Recipe, public: DataSet | None = PUBLIC) -> Outcome:
     return train(of, DATA, public=public, ledger_path=None, on_step=pass_by, points=2)
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("public", norms.PublicBatchNorm),
-        ("per-example", norms.PerExampleBatchNorm),
-        ("frozen", norms.FrozenBatchNorm),
-        ("group", nn.GroupNorm),
-    ],
-)
-def test_every_norm_trains_and_is_published(name: str, kind: type[nn.Module]) -> None:
-    outcome = run(recipe(name), PUBLIC if recipe(name).public.data else None)
+@pytest.mark.parametrize("name", BATCH_NORMS)
+def test_every_norm_trains_and_is_published(name: str) -> None:
+    outcome, kind = run(recipe(name), PUBLIC if recipe(name).public.data else None), BATCH_NORMS[name].resolve()
     assert [type(part) for part in outcome.model.modules() if isinstance(part, kind)] == [kind] * 3
     assert not any(isinstance(part, nn.BatchNorm1d) for part in outcome.model.modules())
     assert 0 < outcome.epsilon <= 8.0
@@ -196,19 +188,11 @@ def test_the_bound_is_that_of_the_loss_or_of_the_clipped_scores(clip: float) -> 
     assert [part.bound for part in parts] == pytest.approx([clip or 2**0.5] * 2, rel=1e-3), "that of the scores"
 
 
-def test_a_lipschitz_run_that_was_cut_short_goes_on(tmp_path: Path) -> None:
-    settings = lipschitz(training=TrainingSection(epochs=1, batch_size=50, lr=30.0, averaging=0.9))
-    outcome = resume(settings, DATA, on_step=pass_by, checkpoint=cut_short(settings, DATA, tmp_path, step=2))
-    assert outcome.run.steps_taken == outcome.run.steps == 4
-
-
-PLAIN = {"model": ModelSection("linear"), "training": TrainingSection(epochs=1, batch_size=50, lr=0.5)}
-
-
 @pytest.mark.parametrize(("name", "engine"), list(zip(CLIPPING_RULES, cycle(ENGINES), strict=False)))
 def test_every_rule_and_every_engine_trains_and_is_stated_in_its_own_words(name: str, engine: str) -> None:
     privacy = replace(BUDGET, clipping=name, engine=engine, max_grad_norm=0.5)
-    outcome = run(recipe(None, privacy=privacy, **PLAIN | {"model": ModelSection("mlp")}), None)
+    training = TrainingSection(epochs=1, batch_size=50, lr=0.5)
+    outcome = run(recipe(None, privacy=privacy, model=ModelSection("mlp"), training=training), None)
     assert isinstance(outcome.run.bound, PerExampleClip)
     assert isinstance(outcome.run.bound.clipping, CLIPPING_RULES[name].resolve())
     assert isinstance(outcome.run.bound.engine, ENGINES[engine].resolve())
@@ -217,18 +201,10 @@ def test_every_rule_and_every_engine_trains_and_is_stated_in_its_own_words(name:
     text = " ".join(as_text(statement(facts), title="").split())
     assert ("a Euclidean norm of at most 0.5" in text) == (name in ("flat", "per-layer"))
     assert ("clipping count" in text) == (name == "adaptive")
+    count = [("gradient", facts.max_grad_norm), ("clipping count", 0.5)] if name == "adaptive" else []
+    assert [(part.name, part.sensitivity) for part in facts.parts] == count
     assert json.loads(facts.as_json())["recipe"]["privacy"]["clipping"] == name
     assert dict(settings(facts)["Privacy"])["clipping"] == name
-
-
-def test_adaptive_clipping_releases_its_count_too() -> None:
-    privacy = replace(BUDGET, clipping="adaptive", max_grad_norm=0.25, noise_multiplier=2.0)
-    outcome = run(recipe(None, privacy=privacy, **PLAIN), None)
-    facts = facts_of(outcome)
-    assert [(part.name, part.sensitivity) for part in facts.parts] == [
-        ("gradient", facts.max_grad_norm),
-        ("clipping count", 0.5),
-    ]
 
 
 def test_the_stability_that_the_statement_names_is_that_of_automatic_clipping() -> None:

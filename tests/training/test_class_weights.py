@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -37,9 +36,3 @@ def test_the_loss_of_a_class_has_its_weight_over_the_largest() -> None:
     for row, target, value in zip(scores.tolist(), targets.tolist(), loss(scores, targets).tolist(), strict=True):
         by_hand = math.log(sum(map(math.exp, row))) - row[target]
         assert value == pytest.approx(by_hand * (1.0 if target else 1 / 9), rel=1e-5)
-
-
-@pytest.mark.parametrize("weights", [{"yes": 9.0}, {"yes": 9.0, "No": 1.0}])
-def test_each_class_needs_a_weight(weights: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="class_weights need a number for each class: no=1,yes=1"):
-        TrainingSetup(replace(RECIPE, training=replace(RECIPE.training, class_weights=weights)), DATA)

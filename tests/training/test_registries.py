@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,22 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 from torch import nn
-from typer.testing import CliRunner
 
+from command_line import train
 from noisette import RdpAccountant
 from noisette.accounting import registry as accountants
-from noisette.cli import app
 from noisette.data import DataSet, Split
 from noisette.data.files import BuiltIn
 from noisette.data.load import REGISTRY
 from noisette.nn import models
 
 SPLIT = Split(np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32), np.arange(64) % 2)
-RECIPE = {
-    "data": {"name": "digits"},
-    "model": {"name": "linear"},
-    "privacy": {"epsilon": 8.0, "delta": 1e-4, "accountant": "rdp"},
-    "training": {"epochs": 1, "batch_size": 720},
+RECIPE: dict[str, dict[str, object]] = {
+    "data": {},
+    "model": {"name": '"linear"'},
+    "privacy": {"epsilon": 8.0, "delta": 1e-4, "accountant": '"rdp"'},
+    "training": {"epochs": 1, "batch_size": 60},
 }
 
 
@@ -54,17 +52,10 @@ ADDITIONS: dict[tuple[str, str], Callable[[], tuple[Any, Any]]] = {
 
 def trained(section: str, key: str, folder: Path) -> tuple[int, str]:
     """Train with ``dummy`` in this place of the recipe; exit code and output."""
-    recipe = {name: dict(values) for name, values in RECIPE.items()}
-    recipe[section][key] = "dummy"
-    if section == "data":
-        recipe["training"]["batch_size"] = 32
-    lines = [
-        line
-        for name, values in recipe.items()
-        for line in (f"[{name}]", *(f"{k} = {json.dumps(v)}" for k, v in values.items()))
-    ]
-    (folder / "recipe.toml").write_text("\n".join(lines))
-    shown = CliRunner().invoke(app, ["train", str(folder / "recipe.toml"), "--out", str(folder / "run")])
+    tables = {**RECIPE, section: RECIPE[section] | {key: '"dummy"'}}
+    lines = (f"{name}.{field} = {value}\n" for name, table in tables.items() for field, value in table.items())
+    (folder / "recipe.toml").write_text("".join(lines))
+    shown = train(folder / "recipe.toml", "--out", folder / "run")
     return shown.exit_code, shown.output
 
 

@@ -28,13 +28,12 @@ def spend_and_complete(folder: RunFolder, files: dict[str, bytes]) -> None:
 
 
 def fail_after(action: Callable[[RunFolder], None], parent: Path) -> ZeroDivisionError:
-    def work() -> None:
-        with RunFolder(parent / "run") as folder:
-            action(folder)
-            raise ZeroDivisionError
+    def failing(folder: RunFolder) -> None:
+        action(folder)
+        raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError) as failure:
-        work()
+    with pytest.raises(ZeroDivisionError) as failure, RunFolder(parent / "run") as folder:
+        failing(folder)
     return failure.value
 
 
@@ -144,13 +143,8 @@ def test_a_saved_run_that_fails_leaves_ledger_and_checkpoint_and_says_how_to_con
     assert notes[1].endswith(f"noisette train --resume '{parent}/run.unfinished-1'")
     assert in_words(*unfinished_runs(parent / "run")).endswith("/my runs/run.unfinished-1'")
     before = names(parent)
-
-    def work() -> None:
-        with RunFolder.unfinished(parent / "run"):
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError) as failure:
-        work()
+    with pytest.raises(ZeroDivisionError) as failure, RunFolder.unfinished(parent / "run"):
+        raise ZeroDivisionError
     assert names(parent) == before, "a failure of what was picked up changes nothing"
     assert "--resume" in failure.value.__notes__[1]
 
@@ -225,26 +219,25 @@ def test_other_runs_and_what_was_never_saved_are_not_picked_up(tmp_path: Path) -
     assert unfinished_runs(tmp_path / "no such folder" / "run") == []
 
 
-@pytest.mark.parametrize("content", [b"", b'{"recipe"', b"3"])
-def test_settings_that_were_cut_are_refused(content: bytes, tmp_path: Path) -> None:
+def test_settings_that_were_cut_are_refused(tmp_path: Path) -> None:
     cut_short(tmp_path)
-    (tmp_path / "run.unfinished-1" / "checkpoint" / "settings.json").write_bytes(content)
-    with pytest.raises(ValueError, match=r"settings\.json was cut or altered"):
-        _ = RunFolder.unfinished(tmp_path / "run").settings
+    for content in (b"", b'{"recipe"', b"3"):
+        (tmp_path / "run.unfinished-1" / "checkpoint" / "settings.json").write_bytes(content)
+        with pytest.raises(ValueError, match=r"settings\.json was cut or altered"):
+            _ = RunFolder.unfinished(tmp_path / "run").settings
 
 
 def test_files_that_others_put_in_the_place_meanwhile_stay(tmp_path: Path) -> None:
     with RunFolder(tmp_path / "run") as first:
         spend_and_complete(first, FILES)
 
-    def work() -> None:
-        with RunFolder(tmp_path / "run") as folder:
-            save(folder)
-            (tmp_path / "run" / "my-notes.txt").write_text("mine")
-            spend_and_complete(folder, FILES)
+    def work(folder: RunFolder) -> None:
+        save(folder)
+        (tmp_path / "run" / "my-notes.txt").write_text("mine")
+        spend_and_complete(folder, FILES)
 
-    with pytest.raises(ValueError, match=r"such as my-notes\.txt"):
-        work()
+    with pytest.raises(ValueError, match=r"such as my-notes\.txt"), RunFolder(tmp_path / "run") as folder:
+        work(folder)
     assert (tmp_path / "run" / "my-notes.txt").read_text() == "mine"
     assert unfinished_runs(tmp_path / "run") == [tmp_path / "run.unfinished-1"]
 

@@ -130,15 +130,12 @@ def test_records_held_out_are_not_trained_on_and_their_number_is_not_used():
     assert {tuple(row) for row in others.inputs.tolist()} != parts[1]
 
 
-def test_noise_by_default_costs_a_tenth_of_the_budget():
+def test_numbers_outside_of_their_domain_are_refused_and_noise_by_default_costs_a_tenth_of_the_budget():
+    for share, noise in ((0.0, 1.0), (1.0, 1.0), (0.5, 0.0), (0.5, math.inf)):
+        with pytest.raises(ValueError, match=r"hold_out|score_noise"):
+            HeldOutScore(share, noise)
     noise = HeldOutScore.for_budget(0.1, epsilon=3.0, delta=1e-5).noise_multiplier
     assert noise == noise_multiplier_for(epsilon=0.3, delta=1e-5, sampling_rate=1.0, steps=1)
-
-
-@pytest.mark.parametrize(("share", "noise"), [(0.0, 1.0), (1.0, 1.0), (0.5, 0.0), (0.5, math.inf)])
-def test_numbers_outside_of_their_domain_are_refused(share, noise):
-    with pytest.raises(ValueError, match=r"hold_out|score_noise"):
-        HeldOutScore(share, noise)
 
 
 def test_public_scores_release_nothing_and_need_test_examples():

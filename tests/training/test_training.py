@@ -11,7 +11,7 @@ import torch
 
 from noisette.accounting import Gaussian, MomentsAccountant, PldAccountant, PoissonGaussian
 from noisette.core.release import shares_of
-from noisette.data import DataSet, Split, load
+from noisette.data import DataSet, load
 from noisette.errors import PrivacyError
 from noisette.nn import models
 from noisette.training.evaluation import Outcome
@@ -64,12 +64,6 @@ def test_the_published_model_is_the_one_that_was_tested(learned: Outcome) -> Non
     right = learned.model(torch.as_tensor(test.inputs)).argmax(1).numpy() == test.targets
     assert right.mean() == learned.points[-1].test_accuracy
     assert not learned.model.training
-
-
-def test_seed_sets_the_first_weights_and_nothing_else() -> None:
-    first, second = run(quick(epochs=0.5)), run(quick(epochs=0.5))
-    weights = [next(outcome.model.parameters()).detach() for outcome in (first, second)]
-    assert not torch.equal(*weights), "noise and batches are fresh in every run"
 
 
 def test_records_leave_the_memory_with_the_last_reference_to_their_run() -> None:
@@ -132,35 +126,9 @@ def test_layers_have_the_noise_and_the_bound_of_the_recipe_each() -> None:
     assert outcome.run.noise_multiplier == pytest.approx(2.0 / 3**0.5)
     sums = outcome.run.bound.pop_sums()
     assert [part.bound for part in sums] == pytest.approx([0.7] * 3)
-    noise = [
-        outcome.run.noise_multiplier * part.bound / share**0.5
-        for part, share in zip(sums, shares_of(sums), strict=True)
-    ]
+    shares = zip(sums, shares_of(sums), strict=True)
+    noise = [outcome.run.noise_multiplier * part.bound / share**0.5 for part, share in shares]
     assert noise == pytest.approx([2.0 * 0.7] * 3)
-
-
-def test_the_learning_rate_moves_in_a_line_and_stays() -> None:
-    rates: list[float] = []
-    recipe = study(2.0)
-    train(
-        recipe,
-        load("digits"),
-        ledger_path=None,
-        on_step=lambda run, point: rates.append(run.optimizer.param_groups[0]["lr"]),
-    )
-    line = round(1437 / 200)
-    assert rates[:line] == pytest.approx([0.5 - 0.4 * step / line for step in range(1, line + 1)])
-    assert rates[line:] == pytest.approx([0.1] * (len(rates) - line))
-
-
-def test_another_length_than_declared_changes_nothing_public() -> None:
-    data = replace(load("digits"), test=None)
-    fewer = replace(data, train=Split(data.train.inputs[:-100], data.train.targets[:-100]))
-    whole, less = (run(quick(epochs=0.5), given) for given in (data, fewer))
-    assert whole.run.event == less.run.event
-    assert whole.run.steps == less.run.steps
-    assert whole.epsilon == less.epsilon
-    assert all(point.test_accuracy is None for point in whole.points)
 
 
 def plain(recipe: Recipe, data: DataSet | None = None) -> Outcome:

@@ -23,11 +23,10 @@ def atomic_write(path: Path, *, mode: int = 0o666) -> Iterator[Path]:
         sync(beside)
         os.replace(beside, path)
         sync(path.parent)
-    except OSError as error:
+    except BaseException as error:
         beside.unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror, str(path)) from error  # a write error does not name the file
-    except BaseException:
-        beside.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror, str(path)) from error  # a write error does not name the file
         raise
 
 

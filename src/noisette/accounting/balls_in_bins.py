@@ -22,17 +22,14 @@ from noisette.errors import count
 
 # Points of a grid at the same distance; then the distance doubles. So it is 1/512 to 1/256 of that to the least number.
 WIDTH = 256
-# The most values of the distribution.
-MOST_VALUES = 8_000
-# Less probability than this would leave the range of floating-point numbers in a product.
-LEAST_TAIL = 1e-200
+MOST_VALUES = 8_000  # of the distribution
+LEAST_TAIL = 1e-200  # less probability would leave the range of floating-point numbers in a product
 
 
 def pass_directions(bins: int, noise_multiplier: float, tail: float) -> Directions:
     """The privacy loss of a whole pass over at least 2 bins with a noise multiplier of at least 0.05.
 
     Of one output the probability ``tail`` may count as an infinite loss.
-
     Source: Chua et al. 2024, "Balls-and-Bins Sampling for DP-SGD", Theorem 3.1 (the pair of outputs); Feldman and
     Shenfeld 2026, "Efficient Privacy Loss Accounting for Subsampling and Random Allocation" (by convolution).
     """
@@ -44,9 +41,10 @@ def pass_directions(bins: int, noise_multiplier: float, tail: float) -> Directio
     for digit in digits[1:]:
         for other in (total, one) if digit == "1" else (total,):
             total = total.plus(other).without_ends(bins, share)
-    total = total.on_fewer(MOST_VALUES)
-    s = total.values / bins
-    masses = total.masses * (1 + bins * 2.0**-42)  # a product of two sums has the errors of both, and 2^-43 of its own
+    points = np.append(total.values[:: math.ceil(len(total.values) / MOST_VALUES)], 2 * total.values[-1])
+    masses = _split(total.values, total.masses, points)
+    s, masses = points[masses > 0] / bins, masses[masses > 0]
+    masses *= 1 + bins * 2.0**-42  # a product of two sums has the errors of both, and 2^-43 of its own
     error = 2 * error + sums * 2.0**-48
     return Directions(
         LossDistribution(error - np.log(s[::-1]), masses[::-1], 2 * sums * share),
@@ -60,7 +58,6 @@ def random_allocation(*, batches: int, chosen: int, noise_multiplier: float, pas
     Divide the batches of a pass at random into so many groups of nearly equal size, and let a record be in one batch of
     each: then it is in any ``chosen`` batches with equal probability. Knowing the groups can only help an attacker, and
     with them each group is a pass of balls in bins of its own.
-
     Source: Feldman and Shenfeld 2025, "Privacy Amplification by Random Allocation".
 
     >>> random_allocation(batches=100, chosen=8, noise_multiplier=2.0)
@@ -111,10 +108,9 @@ class _Sum(NamedTuple):
         return _Sum(self.batches + other.batches, start + second + _points(unit, rows), found.ravel())
 
     def without_ends(self, bins: int, share: float) -> _Sum:
-        """The sum with nearly impossible values moved inwards.
+        """The sum with values moved inwards that a pass, of ``bins / batches`` such sums, hardly has.
 
-        Of a pass, with ``bins / batches`` such sums, small values without the record have at most this probability, and
-        so have large ones with the record.
+        Small ones have at most this probability without the record, and large ones with it.
         """
         often = bins / self.batches
         below = np.cumsum(self.masses * often)
@@ -127,12 +123,6 @@ class _Sum(NamedTuple):
         kept = first + np.flatnonzero(masses[first : last + 1])
         return _Sum(self.batches, self.values[kept], masses[kept])
 
-    def on_fewer(self, most: int) -> _Sum:
-        """The sum on at most about so many of its values."""
-        points = np.append(self.values[:: math.ceil(len(self.values) / most)], 2 * self.values[-1])
-        masses = _split(self.values, self.masses, points)
-        return _Sum(self.batches, points[masses > 0], masses[masses > 0])
-
     def _rows(self, unit: float) -> tuple[float, np.ndarray]:
         """The least value, and the probabilities on the points of the grid above it, one row for each distance."""
         start = math.floor(self.values[0] / unit) * unit
@@ -141,10 +131,9 @@ class _Sum(NamedTuple):
 
 
 def _one_batch(bins: int, mu: float, share: float) -> tuple[_Sum, float]:
-    """Y of one batch, and a bound on the relative error of the mean in any interval.
+    """Y of one batch, by the probabilities of intervals with and without the record, and a bound on relative errors.
 
-    It is standard normal without the record, and moved by ``mu`` with it; both probabilities of an interval between
-    two points tell the mean of Y in it.
+    It is standard normal without the record, and moved by ``mu`` with it.
     """
     low = float(scipy.special.ndtri(share / bins))
     high = max(mu - float(scipy.special.ndtri(share)), -low)

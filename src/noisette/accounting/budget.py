@@ -12,9 +12,9 @@ from typing import Any, Self
 
 from noisette import errors as checks
 from noisette.accounting.calibrate import SEE_PLAN, check_ranges
-from noisette.accounting.events import Event, Events, StepRelease, event_of, facts_of
+from noisette.accounting.events import Event, StepRelease, event_of, facts_of
 from noisette.accounting.filters import RenyiFilter, all_events, odometer_epsilon
-from noisette.accounting.interface import Accountant, PrivacyCurve
+from noisette.accounting.interface import Accountant
 from noisette.accounting.ledger import Ledger, RecordedRun, declared
 from noisette.errors import PrivacyError
 
@@ -118,31 +118,21 @@ class PrivacyBudget:
         self.accountant = accountant
         self.ledger = ledger
         self._terms = terms
-        self._curves: dict[frozenset[tuple[Event, int]], PrivacyCurve] = {}
 
     def epsilon(self, *, delta: float) -> float:
-        """Epsilon of the ledger at this delta; of several declarations whatever was chosen after looking.
-
-        That is the odometer's, or the budget where it holds.
-        """
+        """Epsilon of the ledger at this delta; of several declarations that of the odometer, or the budget if kept."""
         checks.open_fraction(delta=delta)
         left = delta - NOISE_TAIL
         declarations = self.ledger.declarations
         if left <= 0:
             return math.inf
         if len(declarations) < 2:
-            return self._curve(self.ledger.events).epsilon(delta=left)
+            return self.accountant.compose(self.ledger.events).epsilon(delta=left)
         found = odometer_epsilon(declarations, delta=left)
         budget, of_budget = self._terms.epsilon, self._terms.delta
         if budget is not None and of_budget is not None and delta >= of_budget and not self._excess(0):
-            found = min(found, budget)
+            return min(found, budget)
         return found
-
-    def _curve(self, events: Events) -> PrivacyCurve:
-        key = frozenset((event, times) for event, times in events.items() if times)
-        if key not in self._curves:
-            self._curves[key] = self.accountant.compose(dict(key))
-        return self._curves[key]
 
     def _excess(self, steps: int) -> str | None:
         """How this many further steps would exceed the budget, if they do."""
@@ -154,7 +144,7 @@ class PrivacyBudget:
         if (left := delta - NOISE_TAIL) <= 0:
             return f"no epsilon at a delta of {delta:g}"
         if len(declarations) < 2:
-            epsilon = self._curve(all_events(declarations)).epsilon(delta=left)
+            epsilon = self.accountant.compose(all_events(declarations)).epsilon(delta=left)
             by = f"the {self.accountant.name} accountant"
         else:
             limit = RenyiFilter(budget, delta)
@@ -173,7 +163,6 @@ class PrivacyBudget:
             return
         if problem := self._excess(steps):
             raise PrivacyError(
-                f"{problem}, beyond the budget of {budget:g}: the noise is too small for so "
-                "many steps, or other releases were made meanwhile. Take fewer steps, more noise or a larger budget: "
-                + SEE_PLAN
+                f"{problem}, beyond the budget of {budget:g}: the noise is too small for so many steps, or other "
+                f"releases were made meanwhile. Take fewer steps, more noise or a larger budget: {SEE_PLAN}"
             )

@@ -19,27 +19,16 @@ from noisette.errors import all_of, count, open_fraction, positive, probability
 # search is over integers, as for steps.
 RATIO = 1 + 1e-3 / 4
 TENTH = int(math.log(1.1) / math.log(RATIO))
-# The limits of the searches, far beyond any real run.
-LEAST_RATE, MOST_STEPS = 1e-12, 10**9
-
+LEAST_RATE, MOST_STEPS = 1e-12, 10**9  # the limits of the searches, far beyond any real run
 # The way out of a budget that does not allow what was asked for.
 SEE_PLAN = "`noisette plan --size N --epsilon E --delta D` lists the batches, epochs and noise that a budget allows"
 
 NO_EVENTS: Events = MappingProxyType({})
 
 _RANGES: dict[str, Callable[..., None]] = {
-    "epsilon": positive,
-    "delta": open_fraction,
-    "sampling_rate": probability,
-    "noise_multiplier": positive,
-    "steps": count,
-    "epochs": positive,
-    "expected_batch_size": positive,
-    "batch_size": count,
-    "size": count,
-    "public_size": count,
-    "bands": count,
-    "group_size": count,
+    **dict.fromkeys(("epsilon", "noise_multiplier", "epochs", "expected_batch_size"), positive),
+    **dict.fromkeys(("steps", "batch_size", "size", "public_size", "bands", "group_size"), count),
+    **{"delta": open_fraction, "sampling_rate": probability},
 }
 
 
@@ -56,15 +45,11 @@ def with_releases(prior_events: Events, event: Event, times: int) -> Events:
 
 @dataclass(frozen=True)
 class Budget:
-    """A budget of epsilon at a delta, the accountant that computes the cost, and prior events that it covers.
-
-    Without one it is :class:`PldAccountant`, or with prior events the one that holds whatever was chosen by their
-    results.
-    """
+    """A budget of epsilon at a delta, the accountant that computes the cost, and prior events that it covers."""
 
     epsilon: float
     delta: float
-    accountant: Accountant | None
+    accountant: Accountant | None  # unless given the tightest, or one that holds whatever prior events have shown
     prior_events: Events
 
     def __post_init__(self) -> None:
@@ -93,8 +78,7 @@ class Budget:
         """The last of the runs 1 to ``most`` that keeps the budget, or 0; each run costs more than the one before.
 
         First the search doubles its stride from the guess until the answer is between ``within`` and ``beyond``. Then
-        it is a false-position search by the Illinois rule: an end that stays twice in a row has its excess halved,
-        since otherwise it might never move.
+        it is a false-position search by the Illinois rule: an end that stays twice in a row has its excess halved.
         """
 
         @cache
@@ -126,11 +110,7 @@ class Budget:
         return within
 
     def least_noise(self, run: Callable[[float], Events], *, sampling_rate: float, steps: int) -> float:
-        """The least noise multiplier of a geometric grid with which a run, of the events of ``run``, keeps the budget.
-
-        Raises:
-            ValueError: none does.
-        """
+        """The least noise of the grid with which a run, of the events of ``run``, keeps the budget; or an error."""
         count(steps=steps)
         size = 1 + _places(MOST_NOISE)
 
@@ -138,8 +118,7 @@ class Budget:
             return LEAST_NOISE * RATIO ** (size - place)
 
         distance = self._remaining_distance / max(sampling_rate, LEAST_RATE)
-        guess = min(max(1 / math.sqrt(math.log1p(distance**2 / steps)), LEAST_NOISE), MOST_NOISE)
-        first = size - _places(guess)
+        first = size - _places(_resolved(1 / math.sqrt(math.log1p(distance**2 / steps))))
         place = self._last_within(lambda place: run(with_noise(place)), most=size, guess=first, stride=TENTH)
         if place:
             return with_noise(place)
@@ -171,8 +150,11 @@ def _distance(epsilon: float, delta: float) -> float:
 
 def _divergence(sampling_rate: float, noise_multiplier: float) -> float:
     """Chi-square divergence of one release: its share of the squared distance of many small ones together."""
-    noise = min(max(noise_multiplier, LEAST_NOISE), MOST_NOISE)
-    return max(sampling_rate, LEAST_RATE) ** 2 * math.expm1(min(noise**-2, 700.0))
+    return max(sampling_rate, LEAST_RATE) ** 2 * math.expm1(min(_resolved(noise_multiplier) ** -2, 700.0))
+
+
+def _resolved(noise_multiplier: float) -> float:
+    return min(max(noise_multiplier, LEAST_NOISE), MOST_NOISE)
 
 
 def noise_multiplier_for(
@@ -198,9 +180,7 @@ def noise_multiplier_for(
 
     Guarantee: by this accountant the result costs ``epsilon`` or less. With one part in a thousand less noise it would
     cost more; where the budget is kept at any noise, the result is the least noise that accountants resolve, 0.001.
-
-    Raises:
-        TypeError, ValueError: an argument is outside its range, or no noise keeps the budget by this accountant.
+    An argument outside its range is a ``TypeError`` or ``ValueError``, as is a budget that no noise keeps.
 
     >>> sigma = noise_multiplier_for(epsilon=3.0, delta=1e-5, sampling_rate=0.01, steps=6000)
     >>> 2.99 < epsilon_for(delta=1e-5, sampling_rate=0.01, noise_multiplier=sigma, steps=6000) <= 3.0
@@ -218,8 +198,7 @@ def least_noise(
     prior_events: Events = NO_EVENTS,
 ) -> float:
     """As :func:`noise_multiplier_for`, for a step's ``release`` of any kind with this noise multiplier."""
-    budget = Budget(epsilon, delta, accountant, prior_events)
-    rate = release(MOST_NOISE).sampling_rate
+    budget, rate = Budget(epsilon, delta, accountant, prior_events), release(MOST_NOISE).sampling_rate
 
     def run(noise: float) -> Events:
         return with_releases(prior_events, release(noise), steps)
@@ -342,7 +321,6 @@ class Setting:
 
         Where every gradient has the clipping norm and the same direction, it is the sum of all noised averages over the
         standard deviation of its noise, divided by the declared size.
-
         Source: Sander, Stock and Sablayrolles 2023 (TAN), section 3, up to a constant.
         """
         return math.sqrt(self.steps) * self.sampling_rate / self.noise_multiplier
@@ -356,7 +334,7 @@ def recommended(settings: Sequence[Setting]) -> Setting:
     """
     enough = [setting for setting in settings if setting.steps >= LEAST_STEPS] or list(settings)
     most = max(setting.signal for setting in enough)
-    near = [setting for setting in enough if setting.signal >= NEARLY * most]
+    near = (setting for setting in enough if setting.signal >= NEARLY * most)
     return min(near, key=lambda setting: (setting.epochs, -setting.signal))
 
 
@@ -365,9 +343,7 @@ def within_budget(
 ) -> Iterator[Setting]:
     """Every batch size with every number of epochs, and the least noise within a budget.
 
-    Raises:
-        TypeError, ValueError: an argument is outside its range, a batch is larger than ``size``, or no noise keeps the
-            budget.
+    A number outside its range, a batch above ``size``, or a budget that no noise keeps is a ``ValueError``.
 
     >>> found = within_budget(size=60_000, epsilon=1.0, delta=1e-5, batch_sizes=[600], epochs=[10, 100])
     >>> [f"{setting.steps} steps: {setting.noise_multiplier:.1f}" for setting in found]

@@ -13,14 +13,10 @@ from noisette.accounting.events import Event, Events, OfSeveral, Sampled
 from noisette.accounting.interface import composed_events, resolved_noise, unsupported
 from noisette.errors import not_negative, open_fraction
 
-# The relative error that rounding can cause in a value of erfcx or ndtr: sixteen units in the last place.
-ROUNDING = 2.0**-48
-
+ROUNDING = 2.0**-48  # relative, of a value of erfcx or ndtr: sixteen units in the last place
 # Below this distance of the means delta is an integral by Simpson's rule, which exceeds it by a factor of 1 + mu^4/340.
 NARROW = 1e-2
-
-# Beyond this threshold, in standard deviations, delta is below every floating-point number.
-FARTHEST = 1e3
+FARTHEST = 1e3  # standard deviations: beyond this threshold delta is below every floating-point number
 
 
 @dataclass(frozen=True)
@@ -38,10 +34,8 @@ class GdpCurve:
             return 0.0
         # Bisection: delta(low) > delta >= delta(high). At high, Phi(mu/2 - high/mu) = Phi(-sqrt(-2 ln delta)) < delta.
         low, high = 0.0, self.mu * (self.mu / 2 + math.sqrt(-2 * aim)) * (1 + ROUNDING)
-        while high - low > 1e-14 * high:
+        while high - low > max(1e-14 * high, 1e-300):
             middle = (low + high) / 2
-            if not low < middle < high:
-                break
             low, high = (low, middle) if self._log_delta(middle) <= aim else (middle, high)
         return high
 
@@ -58,9 +52,7 @@ class GdpCurve:
         delta is therefore phi(a) (M(a) - M(b)), and what may lose digits is this one difference. It is the integral of
         -M'(x) = 1 - x M(x) from a to b. All even derivatives of -M' are positive, because it is the integral of
         t exp(-t^2/2 - xt) over positive t; so Simpson's rule is an upper bound of the integral.
-
         The threshold a is computed exactly and rounded once, which changes phi(a) by a factor of 1 + a^2 2^-53 at most.
-
         Source: Balle and Wang 2018, Theorem 8.
         """
         mu = self.mu
@@ -109,4 +101,4 @@ class GdpAccountant:
         if not isinstance(release, Sampled) or release.sampling_rate < 1:
             raise unsupported(event, self.name)
         with np.errstate(divide="ignore"):
-            return float(np.divide(records, resolved_noise(release)))
+            return float(np.divide(records, resolved_noise(release.noise_multiplier)))

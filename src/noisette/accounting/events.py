@@ -73,12 +73,14 @@ class Event:
       add up to 1. They are recorded and change no privacy cost: the parts are one Gaussian mechanism.
     - ``tool``: what was released and by which tool, in a few words. It changes no privacy cost.
 
-    Raises:
-        TypeError, ValueError: of every kind of event, where a parameter has the wrong type or is out of range.
+    A parameter of the wrong type or out of range is a ``TypeError`` or a ``ValueError``.
     """
 
-    mechanism: ClassVar[str]  # the name of this kind of event in the ledger
-    sampling: ClassVar[str]  # how the records of a release are chosen, in a few words
+    mechanism: ClassVar[str] = ""  # the name of this kind of event in the ledger
+    sampling: ClassVar[str] = ""  # how the records of a release are chosen, in a few words
+
+    def __init_subclass__(cls, mechanism: str = "", sampling: str = "") -> None:
+        cls.mechanism, cls.sampling = mechanism or cls.mechanism, sampling or cls.sampling
 
     def __post_init__(self) -> None:
         for name, value in self.parameters().items():
@@ -91,8 +93,7 @@ class Event:
         values = {name: getattr(self, name) for name in getattr(self, "__match_args__", ())}
         return {name: value for name, value in values.items() if name != "parts" or value}
 
-    # How many steps form a round, which is counted as a whole: 1 but for noise that is correlated over steps.
-    round_length = 1
+    round_length = 1  # steps that are counted as a whole: more where noise is correlated over steps
 
     @property
     def neighbouring(self) -> Neighbouring:
@@ -143,16 +144,16 @@ def in_whole_rounds(event: Event, times: int) -> int:
 
 def check_events(events: Events) -> None:
     """Check that keys are events of one neighbouring relation and values are integers of at least one."""
-    relations: dict[str, Event] = {}
+    relations: dict[str, str] = {}
     if not isinstance(events, Mapping):
         raise TypeError(f"expected a mapping from events to times, such as Ledger.read(path).events, got {events!r}")
     for event, times in events.items():
         if not isinstance(event, Event):
             raise TypeError(f"expected a mapping from events such as PoissonGaussian to times, got the key {event!r}")
         count(times=times)
-        relations.setdefault(event.relation, event)
+        relations.setdefault(event.relation, type(event).__name__)
     if len(relations) > 1:
-        listed = "; ".join(f"{type(event).__name__}: {relation}" for relation, event in relations.items())
+        listed = "; ".join(f"{kind}: {relation}" for relation, kind in relations.items())
         raise ValueError(
             f"events of different neighbouring relations cannot be composed: {listed}. State all of them for one, as "
             "neighbouring=Neighbouring.ADD_OR_REMOVE_USER with the noise for a user, or keep a ledger for each; "
@@ -165,27 +166,22 @@ Parts: TypeAlias = tuple[tuple[str, float], ...]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Gaussian(_StatedFor):
+class Gaussian(_StatedFor, mechanism="Gaussian", sampling="none (every record)"):
     """One release: a sum over all records, plus Gaussian noise."""
 
     noise_multiplier: float
     parts: Parts = ()
 
-    mechanism: ClassVar[str] = "Gaussian"
-    sampling: ClassVar[str] = "none (every record)"
     sampling_rate: ClassVar[float] = 1.0
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class PoissonGaussian(Event):
+class PoissonGaussian(Event, mechanism="Poisson Gaussian", sampling="Poisson"):
     """One release: a sum over a Poisson batch, plus Gaussian noise. A rate of 1 is the whole data set."""
 
     sampling_rate: float
     noise_multiplier: float
     parts: Parts = ()
-
-    mechanism: ClassVar[str] = "Poisson Gaussian"
-    sampling: ClassVar[str] = "Poisson"
 
 
 Sampled: TypeAlias = Gaussian | PoissonGaussian
@@ -193,7 +189,7 @@ Sampled: TypeAlias = Gaussian | PoissonGaussian
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class FixedSizeGaussian(Event):
+class FixedSizeGaussian(Event, mechanism="fixed-size Gaussian", sampling="fixed size, without replacement"):
     """One release: a sum over a batch of fixed size, drawn without replacement, plus Gaussian noise.
 
     Args:
@@ -206,9 +202,7 @@ class FixedSizeGaussian(Event):
     size: int
     noise_multiplier: float
 
-    mechanism: ClassVar[str] = "fixed-size Gaussian"
     neighbouring: ClassVar[Neighbouring] = Neighbouring.REPLACE_ONE  # pyright: ignore[reportIncompatibleMethodOverride]
-    sampling: ClassVar[str] = "fixed size, without replacement"
 
     def __post_init__(self) -> None:
         Event.__post_init__(self)
@@ -217,28 +211,23 @@ class FixedSizeGaussian(Event):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class ReplacedPoissonGaussian(Event):
-    """One release: a sum over a Poisson batch, plus Gaussian noise, with the guarantee for a record that is replaced.
-
-    The noise multiplier is in units of the clipping norm, as that of :class:`FixedSizeGaussian`.
-    """
+class ReplacedPoissonGaussian(Event, mechanism="Poisson Gaussian, replaced record", sampling="Poisson"):
+    """One release over a Poisson batch, plus Gaussian noise in units of the norm, seen by a record that is replaced."""
 
     sampling_rate: float
     noise_multiplier: float
 
-    mechanism: ClassVar[str] = "Poisson Gaussian, replaced record"
     neighbouring: ClassVar[Neighbouring] = Neighbouring.REPLACE_ONE  # pyright: ignore[reportIncompatibleMethodOverride]
-    sampling: ClassVar[str] = "Poisson"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class TruncatedPoissonGaussian(Event):
+class TruncatedPoissonGaussian(
+    Event, mechanism="truncated Poisson Gaussian", sampling="Poisson, at most a fixed number"
+):
     """One release: a sum over a Poisson batch of at most a fixed size, plus Gaussian noise.
 
-    A Poisson batch with more than ``largest_batch`` records is replaced by as many of them, drawn at random.
-
-    The noise multiplier is in units of the clipping norm. ``most_records`` is the most records that the data set may
-    have: public, and declared.
+    A Poisson batch with more than ``largest_batch`` records is replaced by as many of them, drawn at random. The noise
+    multiplier is in units of the clipping norm. ``most_records`` is the declared, public limit of the data set.
     """
 
     sampling_rate: float
@@ -247,26 +236,19 @@ class TruncatedPoissonGaussian(Event):
     most_records: int
     parts: Parts = ()
 
-    mechanism: ClassVar[str] = "truncated Poisson Gaussian"
-    sampling: ClassVar[str] = "Poisson, at most a fixed number"
-
 
 @dataclass(frozen=True, slots=True, repr=False)
-class BallsInBinsGaussian(Event):
+class BallsInBinsGaussian(Event, mechanism="balls-in-bins Gaussian", sampling="each record in one batch of a pass"):
     """One step of a pass over the data in which each record enters exactly one batch, drawn at random.
 
     At the beginning of a pass each record chooses one of ``bins`` batches, uniformly and independently of all others.
     The steps release the batches one by one, each plus Gaussian noise. A pass that was begun counts as a whole.
-
     Source: Chua et al. 2024, "Balls-and-Bins Sampling for DP-SGD".
     """
 
     bins: int
     noise_multiplier: float
     parts: Parts = ()
-
-    mechanism: ClassVar[str] = "balls-in-bins Gaussian"
-    sampling: ClassVar[str] = "each record in one batch of a pass"
 
     @property
     def sampling_rate(self) -> float:
@@ -284,7 +266,7 @@ class BallsInBinsGaussian(Event):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class BandedGaussian(Event):
+class BandedGaussian(Event, mechanism="banded Gaussian", sampling="cyclic Poisson"):
     """One step of banded matrix factorisation: noise that is correlated over ``bands`` steps, on cyclic batches.
 
     Each record belongs to one of ``bands`` groups, drawn at random once. Step t releases the sum over a Poisson batch
@@ -293,7 +275,6 @@ class BandedGaussian(Event):
     release C times the sums plus independent Gaussian noise, that of the noise multiplier. A record takes part at most
     once in ``bands`` consecutive steps, so its parts of C are orthogonal, and a round of ``bands`` steps, also one that
     was only begun, costs as much as one Poisson batch of rate ``bands * sampling_rate``.
-
     Source: Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization", Theorem 4.
 
     >>> BandedGaussian(sampling_rate=0.01, noise_multiplier=1.1, bands=8).of_round
@@ -305,16 +286,13 @@ class BandedGaussian(Event):
     bands: int
     parts: Parts = ()
 
-    mechanism: ClassVar[str] = "banded Gaussian"
-    sampling: ClassVar[str] = "cyclic Poisson"
-
     def __post_init__(self) -> None:
         Event.__post_init__(self)
         if self.bands * self.sampling_rate > 1 + 1e-9:  # 49 * (1 / 49) is not 1
+            most = math.floor(1 / self.sampling_rate)
             raise ValueError(
                 f"expected bands * sampling_rate <= 1, got {self.bands} * {self.sampling_rate:g}: each of {self.bands} "
-                f"groups takes part in every {self.bands}th step. Use at most {math.floor(1 / self.sampling_rate)} "
-                "bands, or a smaller batch"
+                f"groups takes part in every {self.bands}th step. Use at most {most} bands, or a smaller batch"
             )
 
     @property
@@ -341,14 +319,8 @@ class OfSeveral(Event):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class GroupPrivacy(OfSeveral):
-    """Another event, with the guarantee for a whole group of ``records`` that is added or removed at once.
-
-    >>> GroupPrivacy(PoissonGaussian(0.01, 4.0), records=3).relation
-    'add or remove a group of 3 records'
-    """
-
-    mechanism: ClassVar[str] = "seen by a group"
+class GroupPrivacy(OfSeveral, mechanism="seen by a group"):
+    """Another event, with the guarantee for a whole group of ``records`` that is added or removed at once."""
 
     @property
     def neighbouring(self) -> Neighbouring:
@@ -356,16 +328,13 @@ class GroupPrivacy(OfSeveral):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class UserLevel(OfSeveral):
-    """Another event, with the guarantee for all records of one user, whatever their number.
+class UserLevel(OfSeveral, mechanism="seen by a user"):
+    """Another event, with the guarantee for all records of one user, of which at most ``records`` are used.
 
-    Of each user at most ``records`` are used, each of which enters a batch independently of the others. Where users are
-    sampled instead of records, and each enters a batch with one record, that is 1.
+    Each of them enters a batch independently. Where users are sampled, and enter a batch with one record, that is 1.
     """
 
     neighbouring: Neighbouring = field(default=Neighbouring.ADD_OR_REMOVE_USER, kw_only=True)  # pyright: ignore[reportIncompatibleMethodOverride]
-
-    mechanism: ClassVar[str] = "seen by a user"
 
 
 StepRelease: TypeAlias = PoissonGaussian | TruncatedPoissonGaussian | BallsInBinsGaussian | BandedGaussian | UserLevel
@@ -373,61 +342,42 @@ StepRelease: TypeAlias = PoissonGaussian | TruncatedPoissonGaussian | BallsInBin
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Laplace(_StatedFor):
+class Laplace(_StatedFor, mechanism="Laplace", sampling="none (every record)"):
     """One release with Laplace noise, whose scale is in units of the L1 sensitivity: 1 / epsilon of the release."""
 
     noise_multiplier: float
 
-    mechanism: ClassVar[str] = "Laplace"
-    sampling: ClassVar[str] = "none (every record)"
-
 
 @dataclass(frozen=True, slots=True, repr=False)
-class DiscreteGaussian(_StatedFor):
+class DiscreteGaussian(_StatedFor, mechanism="discrete Gaussian", sampling="none (every record)"):
     """One released count with noise from the discrete Gaussian distribution, where one record changes the count by 1.
 
     The noise multiplier is the parameter sigma of the distribution, close to its standard deviation.
-
     Source: Canonne, Kamath and Steinke 2020, "The Discrete Gaussian for Differential Privacy".
     """
 
     noise_multiplier: float
 
-    mechanism: ClassVar[str] = "discrete Gaussian"
-    sampling: ClassVar[str] = "none (every record)"
-
 
 @dataclass(frozen=True, slots=True, repr=False)
-class ZcdpAmount(_StatedFor):
-    """A cost that another ``tool`` states as zero-concentrated differential privacy.
-
-    Guarantee: that of the tool; nothing checks the amount.
-    """
+class ZcdpAmount(_StatedFor, mechanism="declared zCDP", sampling="not known"):
+    """A cost that another ``tool`` states as zero-concentrated differential privacy; nothing checks the amount."""
 
     rho: float
     tool: str = ""
 
-    mechanism: ClassVar[str] = "declared zCDP"
-    sampling: ClassVar[str] = "not known"
-
 
 @dataclass(frozen=True, slots=True, repr=False)
-class DpAmount(_StatedFor):
-    """A cost that another ``tool`` states as epsilon with delta.
-
-    Guarantee: that of the tool; nothing checks the amount.
-    """
+class DpAmount(_StatedFor, mechanism="declared epsilon and delta", sampling="not known"):
+    """A cost that another ``tool`` states as epsilon with delta; nothing checks the amount."""
 
     epsilon: float
     delta: float = 0.0
     tool: str = ""
 
-    mechanism: ClassVar[str] = "declared epsilon and delta"
-    sampling: ClassVar[str] = "not known"
-
 
 @dataclass(frozen=True, slots=True, repr=False)
-class RepeatAndSelect(Event):
+class RepeatAndSelect(Event, mechanism="repeated runs", sampling="as in each run"):
     """A search: the same run repeated a random number of times, of which only the best result is released.
 
     The number of runs is drawn from a truncated negative binomial distribution before the search; ``shape=0`` is the
@@ -435,19 +385,12 @@ class RepeatAndSelect(Event):
 
     ``run`` has the releases of one run, as pairs of an event and the number of times that it happens, and ``mean`` is
     the expected number of runs, at least 1.
-
     Source: Papernot and Steinke 2022, "Hyperparameter Tuning with Rényi Differential Privacy".
-
-    >>> RepeatAndSelect(run=((PoissonGaussian(0.01, 4.0), 1000),), mean=10.0, shape=1.0).relation
-    'add or remove one record'
     """
 
     run: tuple[tuple[Sampled, int], ...]
     mean: float
     shape: float
-
-    mechanism: ClassVar[str] = "repeated runs"
-    sampling: ClassVar[str] = "as in each run"
 
     def __post_init__(self) -> None:
         Event.__post_init__(self)
@@ -460,23 +403,10 @@ class RepeatAndSelect(Event):
         return self.run[0][0].neighbouring
 
 
-Supported: TypeAlias = (
-    Gaussian
-    | PoissonGaussian
-    | FixedSizeGaussian
-    | ReplacedPoissonGaussian
-    | TruncatedPoissonGaussian
-    | BallsInBinsGaussian
-    | GroupPrivacy
-    | UserLevel
-    | RepeatAndSelect
-    | Laplace
-    | DiscreteGaussian
-    | ZcdpAmount
-    | DpAmount
-)
+_OfBatches: TypeAlias = FixedSizeGaussian | ReplacedPoissonGaussian | TruncatedPoissonGaussian | BallsInBinsGaussian
+_Others: TypeAlias = GroupPrivacy | UserLevel | RepeatAndSelect | Laplace | DiscreteGaussian | ZcdpAmount | DpAmount
+Supported: TypeAlias = Sampled | _OfBatches | _Others
 """The events that accountants compose. Rounds of banded steps become Poisson batches before."""
-
 
 MOST_AMOUNT = 1e9  # an epsilon or a rho beyond this counts as infinite
 
@@ -484,11 +414,7 @@ _EVENTS: dict[str, type[Event]] = {event.mechanism: event for event in (*get_arg
 
 
 def facts_of(event: Event) -> dict[str, Any]:
-    """The plain values that a ledger stores of an event: its mechanism and relation, and all its parameters.
-
-    >>> facts_of(PoissonGaussian(0.01, 4.0))["mechanism"]
-    'Poisson Gaussian'
-    """
+    """The plain values that a ledger stores of an event: its mechanism and relation, and all its parameters."""
     if not isinstance(event, tuple(_EVENTS.values())):
         raise TypeError(f"expected an event of this package, got {event!r}")
     stored = {name: _PARAMETERS[name].to_plain(value) for name, value in event.parameters().items()}
@@ -496,10 +422,7 @@ def facts_of(event: Event) -> dict[str, Any]:
 
 
 def event_of(facts: Mapping[str, Any]) -> Event:
-    """The event that these facts were written from.
-
-    Raises:
-        KeyError, TypeError, ValueError: they do not describe an event.
+    """The event that these facts were written from; or a ``KeyError``, ``TypeError`` or ``ValueError``.
 
     >>> event_of(facts_of(PoissonGaussian(0.01, 4.0)))
     PoissonGaussian(sampling_rate=0.01, noise_multiplier=4.0)
@@ -545,12 +468,11 @@ def _releases(*, run: tuple[tuple[Event, int], ...]) -> None:
         count(times=times)
 
 
+_COUNTS = ("batch_size", "size", "largest_batch", "most_records", "bins", "bands", "records")
 _PARAMETERS = {
     "sampling_rate": _Parameter(probability, float),
     "noise_multiplier": _Parameter(positive, float),
-    **dict.fromkeys(
-        ("batch_size", "size", "largest_batch", "most_records", "bins", "bands", "records"), _Parameter(count)
-    ),
+    **dict.fromkeys(_COUNTS, _Parameter(count)),
     **dict.fromkeys(("mean", "rho"), _Parameter(positive, float)),
     "epsilon": _Parameter(not_negative, float),
     "delta": _Parameter(below_one, float),

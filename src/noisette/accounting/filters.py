@@ -44,21 +44,8 @@ from functools import cache, cached_property
 
 import numpy as np
 
-from noisette.accounting.events import (
-    MOST_AMOUNT,
-    Declaration,
-    DiscreteGaussian,
-    DpAmount,
-    Event,
-    Events,
-    Gaussian,
-    GroupPrivacy,
-    Laplace,
-    Neighbouring,
-    PoissonGaussian,
-    UserLevel,
-    ZcdpAmount,
-)
+from noisette.accounting import events as kinds
+from noisette.accounting.events import MOST_AMOUNT, Declaration, Event, Events, Neighbouring
 from noisette.accounting.interface import Accountant, PrivacyCurve, composed_events
 from noisette.accounting.pld import least_epsilon
 from noisette.accounting.rdp import RdpAccountant, RdpCurve, conversion
@@ -71,7 +58,7 @@ ODOMETER_ORDERS = (1.5, 2, 3, 4, 5, 7, 10, 14, 20, 28, 40, 56, 80, 112, 160, 256
 
 def _divergences(events: Events, orders: tuple[float, ...]) -> np.ndarray:
     for event in composed_events(events):
-        if isinstance(event, DpAmount) and event.delta > 0:
+        if isinstance(event, kinds.DpAmount) and event.delta > 0:
             raise UnsupportedEventError(
                 f"{event} has no Rényi divergences, so no bound holds where later releases are chosen by the results "
                 "of earlier ones. Declare everything together before the first release, with one name as declaration=, "
@@ -89,9 +76,7 @@ class RenyiFilter:
     Source: Feldman and Zrnic 2021, "Individual Privacy Accounting via a Rényi Filter"; Lécuyer 2021, "Practical Privacy
     Filters and Odometers with Rényi Differential Privacy"; for several orders, the proof above.
 
-    >>> from noisette.accounting.events import Gaussian
-    >>> events = {Gaussian(noise_multiplier=4.0): 4}
-    >>> round(RenyiFilter(2.5, 1e-5).compose(events).epsilon(delta=1e-5), 2)
+    >>> round(RenyiFilter(2.5, 1e-5).compose({kinds.Gaussian(noise_multiplier=4.0): 4}).epsilon(delta=1e-5), 2)
     2.2
     """
 
@@ -106,29 +91,22 @@ class RenyiFilter:
 
     @cached_property
     def orders(self) -> tuple[float, ...]:
-        """The best order of a Gaussian mechanism that spends the budget, half of it, and twice of it.
-
-        It allows the most divergence over order.
-        """
-        logs = np.full(len(_CANDIDATES), math.log(_SHARES[0] * self.budget_delta))
-        allowed = (self.budget - conversion(_CANDIDATES, logs)) / _CANDIDATES
-        best = float(_CANDIDATES[np.argmax(allowed)])
+        """The order at which the budget allows most divergence over order (Gaussian noise), half of it, and twice."""
+        added = conversion(_CANDIDATES, np.array(math.log(_SHARES[0] * self.budget_delta)))
+        best = float(_CANDIDATES[np.argmax((self.budget - added) / _CANDIDATES)])
         return tuple(round(order) if order > 8 else round(order, 1) for order in (best, max(best / 2, 1.1), 2 * best))
 
     def compose(self, events: Events) -> RdpCurve:
-        """The curve of all releases together; an ``UnsupportedEventError`` if one has no Rényi divergences."""
         return RdpCurve(np.array(self.orders), _divergences(events, self.orders), True, np.array(_SHARES))
 
     def problem_of_plans(self, declarations: Sequence[Declaration]) -> str:
         """Why nothing may be declared beside one of these, "" if something may."""
+        need = "which the other releases in the ledger need, as one may have been chosen by the results of the other"
         for each in declarations:
             epsilon = self.compose(each.planned).epsilon(delta=self.budget_delta)
             if epsilon > self.budget * (1 + 1e-9):
                 listed = ", ".join(f"{times} × {event!r}" for event, times in each.planned.items())
-                return (
-                    f"a declaration of {listed} has epsilon={epsilon:.4g} by the Rényi filter, which the other "
-                    "releases in the ledger need, as one may have been chosen by the results of the other"
-                )
+                return f"a declaration of {listed} has epsilon={epsilon:.4g} by the Rényi filter, {need}"
         return ""
 
 
@@ -140,8 +118,7 @@ class RenyiOdometer:
     times at once.
     Source: Lécuyer 2021, "Practical Privacy Filters and Odometers with Rényi Differential Privacy"; the proof above.
 
-    >>> from noisette.accounting.events import Gaussian
-    >>> round(RenyiOdometer().compose({Gaussian(noise_multiplier=4.0): 4}).epsilon(delta=1e-5), 2)
+    >>> round(RenyiOdometer().compose({kinds.Gaussian(noise_multiplier=4.0): 4}).epsilon(delta=1e-5), 2)
     2.84
     """
 
@@ -149,9 +126,8 @@ class RenyiOdometer:
     description = "Rényi odometer, for releases chosen by earlier results"
 
     def compose(self, events: Events) -> RdpCurve:
-        orders = np.array(ODOMETER_ORDERS)
-        shares = np.full(len(orders), 1 / len(orders))
-        return RdpCurve(orders, _divergences(events, ODOMETER_ORDERS), False, shares)
+        shares = np.full(len(ODOMETER_ORDERS), 1 / len(ODOMETER_ORDERS))
+        return RdpCurve(np.array(ODOMETER_ORDERS), _divergences(events, ODOMETER_ORDERS), False, shares)
 
 
 def accountant_beside(
@@ -159,10 +135,8 @@ def accountant_beside(
 ) -> Accountant:
     """The accountant for a further run within a budget: the given one, or the filter where others were declared before.
 
-    ``earlier`` is what the ledger holds, and ``declaration`` the name of what was declared together with the run.
-
-    Raises:
-        ValueError: an earlier declaration alone may exceed the filter, so that nothing may follow it.
+    ``earlier`` is what the ledger holds, and ``declaration`` the name of what was declared together with the run. A
+    ``ValueError`` says that an earlier declaration alone may exceed the filter, so that nothing may follow it.
     """
     others = [each for each in earlier if not declaration or each.name != (declaration,)]
     if not others:
@@ -178,10 +152,7 @@ def accountant_beside(
 
 def all_events(declarations: Sequence[Declaration]) -> Events:
     """The releases of all declarations together."""
-    total: Counter[Event] = Counter()
-    for each in declarations:
-        total.update(each.events)
-    return total
+    return sum((Counter(each.events) for each in declarations), Counter[Event]())
 
 
 def odometer_epsilon(declarations: Sequence[Declaration], *, delta: float) -> float:
@@ -189,41 +160,36 @@ def odometer_epsilon(declarations: Sequence[Declaration], *, delta: float) -> fl
     return RenyiOdometer().compose(all_events(declarations)).epsilon(delta=delta)
 
 
-# Several records at once: a group, or all records of one user
-
-
 def for_several(event: Event, number: int, neighbouring: Neighbouring) -> Event | None:
     """A release with the guarantee for so many records, or users, at once; ``None`` where no event is that.
 
     ``neighbouring`` is what they are: a group, or a user who has no more records than that in the data set.
-
     Source: Dwork and Roth 2014, Theorem 2.2; for zCDP Bun and Steinke 2016, Proposition 1.9.
 
-    >>> for_several(ZcdpAmount(0.1), 2, Neighbouring.ADD_OR_REMOVE_USER)
+    >>> for_several(kinds.ZcdpAmount(0.1), 2, Neighbouring.ADD_OR_REMOVE_USER)
     ZcdpAmount(rho=0.4, neighbouring=add or remove all records of one user)
     """
     match event:
-        case Gaussian() | Laplace():
+        case kinds.Gaussian() | kinds.Laplace():
             noise = max(event.noise_multiplier / number, 1 / MOST_AMOUNT)
             return replace(event, noise_multiplier=noise, neighbouring=neighbouring)
-        case DiscreteGaussian():
+        case kinds.DiscreteGaussian():
             distance = number / event.noise_multiplier
             rho = min(distance * distance / 2, MOST_AMOUNT)
-            return ZcdpAmount(rho, event.mechanism, neighbouring=neighbouring)
-        case ZcdpAmount():
+            return kinds.ZcdpAmount(rho, event.mechanism, neighbouring=neighbouring)
+        case kinds.ZcdpAmount():
             return replace(event, rho=min(event.rho * number**2, MOST_AMOUNT), neighbouring=neighbouring)
-        case DpAmount():
-            epsilon, delta = event.epsilon * number, event.delta * several_deltas(event.epsilon, number)
-            epsilon, delta = min(epsilon, MOST_AMOUNT), min(delta, 1 - 2**-53)
+        case kinds.DpAmount():
+            epsilon = min(event.epsilon * number, MOST_AMOUNT)
+            delta = min(event.delta * several_deltas(event.epsilon, number), 1 - 2**-53)
             return replace(event, epsilon=epsilon, delta=delta, neighbouring=neighbouring)
-        case UserLevel():
+        case kinds.UserLevel():
             return replace(event, records=event.records * number, neighbouring=neighbouring)
-        case PoissonGaussian() if neighbouring.unit == "user":
-            return UserLevel(event, number, neighbouring=neighbouring)
-        case PoissonGaussian():
-            return GroupPrivacy(event, number)
-        case _:
-            return None
+        case kinds.PoissonGaussian() if neighbouring.unit == "user":
+            return kinds.UserLevel(event, number, neighbouring=neighbouring)
+        case kinds.PoissonGaussian():
+            return kinds.GroupPrivacy(event, number)
+    return None
 
 
 def several_deltas(epsilon: float, number: int) -> float:
@@ -238,11 +204,6 @@ class SeveralCurve:
     """The privacy cost for several records, or users, by that for one: they are added or removed one after the other.
 
     Source: Dwork and Roth 2014, Theorem 2.2, with the sum of its proof.
-
-    >>> from noisette.accounting import DpAmount, PldAccountant
-    >>> alone = PldAccountant().compose({DpAmount(0.5, 1e-6): 1})
-    >>> round(SeveralCurve(alone, 2).epsilon(delta=1e-5), 3)
-    1.0
     """
 
     curve: PrivacyCurve
@@ -250,11 +211,7 @@ class SeveralCurve:
 
     def epsilon(self, *, delta: float) -> float:
         """Epsilon at this delta; ``inf`` above 64, which would be no guarantee."""
-
-        @cache
-        def at(epsilon: float) -> float:
-            return self.delta(epsilon=epsilon)
-
+        at = cache(lambda epsilon: self.delta(epsilon=epsilon))
         is_finite = any(at(2.0**power) <= delta for power in range(7))
         return least_epsilon(at, delta, 1e-4) if is_finite else math.inf
 
@@ -267,10 +224,7 @@ def curve_for(events: Events, accountant: Accountant, number: int, neighbouring:
     """The cost of releases for so many records, or users, at once: exact where each release alone is known for them.
 
     ``events`` are releases for one record or one user, or already for ``neighbouring``: a group, or a user with so many
-    records.
-
-    Raises:
-        UnsupportedEventError: they are not known for several, or not together with those for ``neighbouring``.
+    records; an ``UnsupportedEventError`` says where they are not known for several, or not together.
     """
     known = {event for event in events if event.neighbouring == neighbouring}
     of_user = (Neighbouring.ADD_OR_REMOVE_ONE, Neighbouring.ADD_OR_REMOVE_USER)
@@ -293,9 +247,7 @@ def curve_for(events: Events, accountant: Accountant, number: int, neighbouring:
 
 def check_one_relation(events: Events) -> None:
     """Check that the releases of a ledger have one neighbouring relation, or say what they promise for which."""
-    relations = Counter[Neighbouring]()
-    for event, times in events.items():
-        relations[event.neighbouring] += times
+    relations = sum((Counter({event.neighbouring: times}) for event, times in events.items()), Counter[Neighbouring]())
     if len(relations) < 2:
         return
     promise = "they promise nothing together: keep a ledger for each"

@@ -8,22 +8,8 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Protocol
 
-from noisette.accounting.events import (
-    MOST_AMOUNT,
-    BallsInBinsGaussian,
-    BandedGaussian,
-    DpAmount,
-    Event,
-    Events,
-    OfSeveral,
-    RepeatAndSelect,
-    ReplacedPoissonGaussian,
-    Sampled,
-    Supported,
-    ZcdpAmount,
-    check_events,
-    in_whole_rounds,
-)
+from noisette.accounting import events as kinds
+from noisette.accounting.events import Event, Events, Sampled, Supported, check_events, in_whole_rounds
 from noisette.errors import UnsupportedEventError, below_one, not_negative, open_fraction
 
 # Floating point resolves noise multipliers within this range.
@@ -58,36 +44,22 @@ class Accountant(Protocol):
         ...
 
 
-class RegisteredAccountant(Accountant, Protocol):
-    """With what it computes in a few words."""
-
-    @property
-    def description(self) -> str: ...
-
-
-class _WithNoise(Protocol):
-    @property
-    def noise_multiplier(self) -> float: ...
-
-
-def resolved_noise(event: _WithNoise) -> float:
+def resolved_noise(noise_multiplier: float) -> float:
     """The noise multiplier to compute with: 0 below the range that floating point resolves, its end above it."""
-    return min(event.noise_multiplier, MOST_NOISE) if event.noise_multiplier >= LEAST_NOISE else 0.0
+    return min(noise_multiplier, MOST_NOISE) if noise_multiplier >= LEAST_NOISE else 0.0
 
 
 def is_unbounded(event: Supported) -> bool:
     """Whether an event has no finite cost: hardly any noise, or a declared amount that counts as infinite."""
     match event:
-        case RepeatAndSelect():
+        case kinds.RepeatAndSelect():
             return False  # as far as is known without its runs
-        case ZcdpAmount():
-            return event.rho >= MOST_AMOUNT
-        case DpAmount():
-            return event.epsilon >= MOST_AMOUNT
-        case OfSeveral():
-            return is_unbounded(event.event)
+        case kinds.ZcdpAmount():
+            return event.rho >= kinds.MOST_AMOUNT
+        case kinds.DpAmount():
+            return event.epsilon >= kinds.MOST_AMOUNT
         case _:
-            return resolved_noise(event) == 0
+            return resolved_noise(event.noise_multiplier) == 0
 
 
 def composed_events(events: Events) -> Events:
@@ -96,13 +68,13 @@ def composed_events(events: Events) -> Events:
     Raises:
         TypeError, ValueError: the mapping holds no valid events, or events of different neighbouring relations.
 
-    >>> composed_events({BandedGaussian(0.01, 2.0, bands=8): 20})
+    >>> composed_events({kinds.BandedGaussian(0.01, 2.0, bands=8): 20})
     {PoissonGaussian(sampling_rate=0.08, noise_multiplier=2.0): 3}
     """
     check_events(events)
     composed: dict[Event, int] = {}
     for event, times in events.items():
-        if isinstance(event, BandedGaussian | BallsInBinsGaussian):
+        if isinstance(event, kinds.BandedGaussian | kinds.BallsInBinsGaussian):
             event, times = event.of_round, in_whole_rounds(event, times) // event.round_length
         composed[event] = composed.get(event, 0) + times
     return composed
@@ -110,14 +82,13 @@ def composed_events(events: Events) -> Events:
 
 def unsupported(event: Event, accountant: str) -> UnsupportedEventError:
     """The error for an event that this accountant does not support; its message names the accountants that do."""
-    if isinstance(event, Sampled):
-        way_out = "use the pld, the rdp or the moments accountant"
-    elif isinstance(event, DpAmount | ReplacedPoissonGaussian):
-        way_out = "use the pld accountant"
-    elif isinstance(event, Supported):
-        way_out = "use the pld or the rdp accountant"
-    else:
-        way_out = "no accountant of this package does"
+    ways_out = {
+        Sampled: "use the pld, the rdp or the moments accountant",
+        kinds.DpAmount | kinds.ReplacedPoissonGaussian: "use the pld accountant",
+        Supported: "use the pld or the rdp accountant",
+        Event: "no accountant of this package does",
+    }
+    way_out = next(way_out for kind, way_out in ways_out.items() if isinstance(event, kind))
     return UnsupportedEventError(f"the {accountant} accountant does not support {event}; {way_out}")
 
 
@@ -133,15 +104,11 @@ class TradeOff:
     """The least errors of any attack that decides from everything released whether one record took part.
 
     The attack has a false-positive rate (how often it claims membership where there is none) and a false-negative rate
-    (how often it misses a member). It may know all other records.
-
-    Args:
-        curve: the privacy cost of what was released, by any accountant.
-        beside: a further delta, such as that of the tail of the noise generator.
+    (how often it misses a member). It may know all other records. ``curve`` is the privacy cost of what was released,
+    by any accountant, and ``beside`` a further delta, such as that of the tail of the noise generator.
 
     Guarantee: no attack does better than any of these bounds, whatever ``curve`` is, as long as its deltas are upper
         bounds: each pair (epsilon, delta) bounds every attack alone, and the best of the bounds is one.
-
     Source: Wasserman and Zhou 2010, Theorem 2.4; Dong, Roth and Su 2022, Propositions 2.4 and 2.12.
 
     >>> from noisette.accounting import Gaussian, GdpAccountant
@@ -183,14 +150,10 @@ class TradeOff:
         not_negative(false_positive_rate=false_positive_rate)
         if false_positive_rate > 1:
             raise ValueError(f"expected false_positive_rate <= 1, got false_positive_rate={false_positive_rate}")
-        bound = min(
-            min(
-                delta + math.exp(epsilon) * false_positive_rate,
-                1 - math.exp(-epsilon) * (1 - delta - false_positive_rate),
-            )
-            for epsilon, delta in self.profile
-        )
-        return min(1.0, bound * (1 + _ROUNDING) + _ROUNDING)
+        rate = false_positive_rate
+        lower = min(delta + math.exp(epsilon) * rate for epsilon, delta in self.profile)
+        upper = min(1 - math.exp(-epsilon) * (1 - delta - rate) for epsilon, delta in self.profile)
+        return min(1.0, min(lower, upper) * (1 + _ROUNDING) + _ROUNDING)
 
     def false_negative_rate(self, false_positive_rate: float) -> float:
         """The trade-off function: the least share of members that an attack with this false-positive rate misses."""
@@ -216,10 +179,7 @@ class TradeOff:
         With a delta above 0 no belief below 1 holds for every outcome. That of e^t / (1 + e^t) is exceeded where the
         privacy loss is above t, which has a probability of at most delta(epsilon) / (1 - e^(epsilon - t)) for every
         epsilon below t: more than delta(t), which weighs each outcome by its excess over t. The probability is over the
-        randomness of the releases, the record being in the data.
-
-        Raises:
-            TypeError, ValueError: ``exceeded`` is not in (0, 1).
+        randomness of the releases, the record being in the data. An error says that ``exceeded`` is not in (0, 1).
         """
         open_fraction(exceeded=exceeded)
         losses = [epsilon - math.log1p(-delta / exceeded) for epsilon, delta in self.profile if delta < exceeded]

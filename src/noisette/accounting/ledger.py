@@ -12,24 +12,13 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field
 from html import escape
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, Protocol, Self
 from weakref import WeakSet
 
+from noisette.accounting import ledger_file
 from noisette.accounting.events import Declaration, Event, StepRelease, check_events, in_whole_rounds
 from noisette.accounting.ledger_file import LEDGER_FILE as LEDGER_FILE
-from noisette.accounting.ledger_file import (
-    End,
-    Entry,
-    Kind,
-    LedgerFile,
-    Series,
-    Tail,
-    check_whole_rounds,
-    contents,
-    repair,
-    sealed_entries,
-)
+from noisette.accounting.ledger_file import End, Entry, Kind, LedgerFile, Series, Tail, check_whole_rounds
 from noisette.errors import PrivacyError, count
 
 
@@ -64,10 +53,8 @@ class Tally(NamedTuple):
         """The tally after a line of this kind; a ``ValueError`` if more would be committed than were reserved."""
         tally = self.with_all(Tally(*(steps * (kind is of) for of in Kind)))
         if tally.committed + tally.given_back > tally.reserved:
-            raise ValueError(
-                f"{tally.committed} steps committed and {tally.given_back} given back are more than the "
-                f"{tally.reserved} reserved"
-            )
+            done = f"{tally.committed} steps committed and {tally.given_back} given back"
+            raise ValueError(f"{done} are more than the {tally.reserved} reserved")
         return tally
 
 
@@ -75,8 +62,7 @@ class Tally(NamedTuple):
 class RecordedRun:
     """The name under which one object reserves steps, so that it commits and gives back its own alone.
 
-    The id stands in each line of the run, also after it was resumed by another process. For the rest see
-    :class:`Series`.
+    The id stands in each line of the run, also after it was resumed elsewhere. For the rest see :class:`Series`.
     """
 
     id: str = field(default_factory=lambda: secrets.token_hex(8))
@@ -100,7 +86,7 @@ def declared(paid: Iterable[tuple[Series, int]]) -> list[Declaration]:
         events, plan = found.setdefault((name,) if name else (run, event), (Counter(), Counter()))
         events[event] += times
         plan[event] += max(times, planned)
-    return [Declaration(name, events, plan) for name, (events, plan) in found.items()]
+    return [Declaration(name, *both) for name, both in found.items()]
 
 
 class Ledger:
@@ -123,10 +109,9 @@ class Ledger:
     any moment leaves a file that counts no less than what happened.
 
     Raises:
-        ValueError: a line of the file was cut or altered, or the file belongs to another data set; the path is no
-            file's; or a method is to record an event of another neighbouring relation.
-        PrivacyError: the file is open for writing elsewhere, or cannot be locked; the ledger was closed or is
-            read-only; or another process has written to the file.
+        ValueError: a line was cut or altered, the file belongs to another data set, the path is no file's, or an event
+            has another neighbouring relation.
+        PrivacyError: the file is open for writing elsewhere, cannot be locked, was closed, is read-only or was changed.
         OSError: the file cannot be opened, locked or written. Where a method raises it, nothing was reserved or
             charged, and steps that were to be committed or given back still count.
 
@@ -168,22 +153,20 @@ class Ledger:
         return as_html("Ledger", self._shown())
 
     def _shown(self) -> dict[str, object]:
-        releases = [f"{times} x {event!r}" for event, times in self.events.items()]
-        kept = "in memory" if self.path is None else str(self.path.name)
-        return {"data set": self.dataset, "releases": "; ".join(releases) or "none", "kept": kept}
+        releases = "; ".join(f"{times} x {event!r}" for event, times in self.events.items()) or "none"
+        return {"data set": self.dataset, "releases": releases, "kept": self.path.name if self.path else "in memory"}
 
     @classmethod
     def read(cls, path: Path | str) -> Self:
-        """The ledger in a file, read-only and without a lock.
+        """The ledger in a file, read-only and without a lock; a line that is being written is left out.
 
-        Beside a process that writes to the file these are the whole lines: one that is being written is left out. A
-        ``ValueError`` says that a line was cut or altered, or that the path is no file's.
+        A ``ValueError`` says that a line was cut or altered, or that the path is no file's.
         """
         path = Path(path)
         damage = ValueError(f"{path} cannot be read")
-        for content in contents(path):
+        for content in ledger_file.contents(path):
             try:
-                first = next(sealed_entries(content, path), None)
+                first = next(ledger_file.sealed_entries(content, path), None)
                 ledger = cls(dataset=first[0].dataset) if first else cls()
                 ledger.path = path
                 ledger._replay(content, path)
@@ -205,7 +188,7 @@ class Ledger:
         with self._lock:
             self._tallies = Ledger.mirror(self.dataset, totals)._tallies
 
-    repair = staticmethod(repair)
+    repair = staticmethod(ledger_file.repair)
 
     @property
     def head(self) -> str:
@@ -227,11 +210,11 @@ class Ledger:
     @property
     def tallies(self) -> Mapping[Event, Tally]:
         """The counts of each event in the ledger, also of one that was given back."""
-        tallies: dict[Event, Tally] = {}
+        tallies: defaultdict[Event, Tally] = defaultdict(Tally)
         with self._lock:
             for series, tally in self._tallies.items():
-                tallies[series.event] = tallies.get(series.event, Tally()).with_all(tally)
-        return tallies
+                tallies[series.event] = tallies[series.event].with_all(tally)
+        return dict(tallies)
 
     @property
     def paid(self) -> Mapping[Series, int]:
@@ -292,10 +275,8 @@ class Ledger:
             event: the event of the release.
             times: how many such releases, all declared at once.
             run: whose release it is; one of its own unless given.
-            declaration: a name which all releases share that were fixed together before the first of them, as for
-                :func:`noisette.privatize`.
-            other_neighbours: record it also where the ledger holds releases for another neighbouring relation, of
-                which no accountant composes both.
+            declaration: a name which all releases share that were fixed together before the first, as in ``privatize``.
+            other_neighbours: record it also beside releases for another neighbouring relation, which do not compose.
         """
         count(times=times)
         with self._lock:
@@ -312,15 +293,10 @@ class Ledger:
         with self._lock:
             steps = self._unused[run]
             unused = [known for known, left in steps.items() if left and event in (None, known)]
-            if not unused:
-                raise PrivacyError(
-                    "commit() found no reserved step; call reserve(event, steps) before the batch is drawn"
-                )
-            if len(unused) > 1:
-                raise PrivacyError(
-                    f"commit() found reserved steps of {len(unused)} events; name the one that is released: "
-                    "commit(event)"
-                )
+            if len(unused) != 1:
+                found = f"reserved steps of {len(unused)} events; name the one that is released: commit(event)"
+                none = "no reserved step; call reserve(event, steps) before the batch is drawn"
+                raise PrivacyError(f"commit() found {found if unused else none}")
             steps[unused[0]] -= 1  # first: a step whose line fails below must not count as unused
             self._append(Kind.COMMIT, unused[0], 1, run, durable=False)
 
@@ -336,8 +312,8 @@ class Ledger:
     def shorten(self) -> None:
         """Replace the lines after the last :attr:`head` that was read by a few lines with the same totals, durably.
 
-        So the file does not grow with every step; long tails are also replaced automatically. Nothing changes where the
-        disk has no room, and where the file has a second name (a hard link), which would keep the old content.
+        Long tails are also replaced automatically. Nothing changes where the disk has no room, and where the file has a
+        second name (a hard link), which would keep the old content.
         """
         with self._lock:
             if self._file is not None and self._tail.shrinks:
@@ -354,9 +330,7 @@ class Ledger:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __reduce__(self) -> NoReturn:
@@ -375,7 +349,7 @@ class Ledger:
                 )
         if steps % event.round_length:
             check_whole_rounds(event, steps)
-        if self._file is not None and self._tail.is_long:
+        if self._file is not None and len(self._tail.heads) >= ledger_file.MOST_LINES:
             self.shorten()
         self._append(kind, event, steps, run, durable=True)
 
@@ -385,18 +359,14 @@ class Ledger:
 
     def _append(self, kind: Kind, event: Event, steps: int, run: RecordedRun, *, durable: bool) -> None:
         if os.getpid() != self._owner:
-            raise PrivacyError(
-                f"the ledger belongs to process {self._owner}, from which this one was forked; use it there"
-            )
+            raise PrivacyError(f"the ledger belongs to process {self._owner}, from which this was forked; use it there")
         entry, end = Entry(kind, self.dataset, run.series(event), steps), self._end
         if self._file is not None:
             line, end = entry.line(end)
             self._file.append(line, size=self._end.size, durable=durable)
         elif self.path is not None:
-            raise PrivacyError(
-                f"{self.path} was opened read-only, so no release can be recorded; open it for writing with "
-                f"Ledger(path, dataset={self.dataset!r})"
-            )
+            read_only = f"{self.path} was opened read-only, so no release can be recorded"
+            raise PrivacyError(f"{read_only}; open it for writing with Ledger(path, dataset={self.dataset!r})")
         self._count(entry, end)
 
     def _count(self, entry: Entry, end: End) -> None:
@@ -407,12 +377,10 @@ class Ledger:
         self._end = end
 
     def _replay(self, content: bytes, path: Path) -> None:
-        for entry, end in sealed_entries(content, path):
+        for entry, end in ledger_file.sealed_entries(content, path):
             if entry.dataset != self.dataset:
-                raise ValueError(
-                    f"{path} is the ledger of data set {entry.dataset!r}, not of {self.dataset!r}; choose another "
-                    "path, or give the data set the name that the ledger has"
-                )
+                other = f"{path} is the ledger of data set {entry.dataset!r}, not of {self.dataset!r}"
+                raise ValueError(f"{other}; choose another path, or give the data set the name that the ledger has")
             try:
                 self._count(entry, end)
             except ValueError as error:
@@ -464,10 +432,9 @@ class LedgerAccount:
         self._recorded = run
         lease = max(1, min(_MOST_AT_ONCE, steps // _FEWEST_LEASES)) if ledger.path else 1
         self.lease = in_whole_rounds(event, lease)
-        self.reserved = 0
         self._steps = steps
         self._first = self._spent = steps_spent
-        self._own_lines = 0
+        self.reserved = self._own_lines = 0
         self._other_lines = ledger.entries  # that this object did not write
         self._known_of_first = -1.0  # the other lines of rank 0 that this rank knows of
         self._checked = self._other_releases()  # what the budget was computed with

@@ -111,18 +111,15 @@ def _facts(kind: Kind, dataset: str, steps: int, version: int | None, series: Se
 def check_whole_rounds(event: Event, steps: int) -> None:
     """Check that steps with correlated noise are whole rounds: two begun ones are not one, so they would not add up."""
     if steps % event.round_length:
-        raise ValueError(
-            f"{event!r} counts by whole rounds of {event.round_length} steps, got {steps} steps; record "
-            f"{in_whole_rounds(event, steps)}, which cost the same"
-        )
+        whole = f"{event!r} counts by whole rounds of {event.round_length} steps, got {steps} steps"
+        raise ValueError(f"{whole}; record {in_whole_rounds(event, steps)}, which cost the same")
 
 
 def sealed_entries(content: bytes, path: Path) -> Iterator[tuple[Entry, End]]:
     """Each entry of a ledger's content, with the end after it; a ``ValueError`` names the first line that is none."""
     end, written = End(), _written(content, path)
     while end.size < len(written):
-        found = _entry_after(end, written)
-        if found is None:
+        if (found := _entry_after(end, written)) is None:
             raise _problem(end, written, path)
         yield found
         end = found[1]
@@ -134,16 +131,13 @@ def repaired(content: bytes, path: Path) -> bytes:
     """The content without a last line that was cut off; a last line that lacks only its newline gets it.
 
     Zero bytes at the end are dropped first: after a power failure a file may have its new size and not yet its bytes.
-
     Guarantee: the privacy cost does not decrease. A reservation or a charge that was cut off had not reached the disk,
     so the releases that waited for it never happened; a commit does not change the cost; steps whose return was cut
     off stay counted. Other damage is a ``ValueError``.
     """
     written = _written(content, path)
     whole = written[: written.rfind(b"\n") + 1]
-    end = End()
-    for _, end in sealed_entries(whole, path):  # noqa: B007 - the last end is used
-        pass
+    _, end = [(None, End()), *sealed_entries(whole, path)][-1]
     if _entry_after(end, written + b"\n"):
         return written + b"\n"
     if whole == written or _is_beginning(end, written):
@@ -154,8 +148,7 @@ def repaired(content: bytes, path: Path) -> bytes:
 def _written(content: bytes, path: Path) -> bytes:
     """The content without zero bytes at its end, of which one line at most was never written.
 
-    The first line is on the disk before anything is released; in a longer file of zeros, lines that counted have been
-    lost.
+    The first line is on the disk before anything is released; a longer file of zeros has lost lines that counted.
     """
     written = content.rstrip(b"\0")
     if not written and len(content) >= _LONGEST_LINE:
@@ -165,7 +158,7 @@ def _written(content: bytes, path: Path) -> bytes:
 
 def _entry_after(end: End, content: bytes) -> tuple[Entry, End] | None:
     """The entry of the line after this end and the new end; ``None`` where the line is not as it was written."""
-    line = content[end.size : content.find(b"\n", end.size) + 1]
+    line = _line_after(end, content)
     try:
         entry = Entry.parse(line)
     except _NO_ENTRY:
@@ -175,10 +168,7 @@ def _entry_after(end: End, content: bytes) -> tuple[Entry, End] | None:
 
 
 def _is_beginning(end: End, content: bytes) -> bool:
-    """Whether the content after this end is the beginning of a line, that is of an object which is not closed.
-
-    A whole line with a damaged end is not: it may be a reservation that was used.
-    """
+    """Whether the content after this end begins a line that is not closed: a whole one may be a reservation in use."""
     rest = content[end.size :]
     start = f'{{"sequence": {end.lines}, "kind": "'.encode()
     if rest[: len(start)] != start[: len(rest)] or not rest.isascii() or not rest.decode().isprintable():
@@ -195,19 +185,20 @@ def _problem(end: End, content: bytes, path: Path) -> ValueError:
     if _entry_after(end, content + b"\n") or _is_beginning(end, content):
         return _cut_off(end, path, "this last line was cut off, as by a crash")
     if _is_of_a_newer_version(end, content):
-        return ValueError(
-            f"{path}, line {end.lines + 1}: this line was written by a newer version of noisette. Update noisette to "
-            "read this ledger"
-        )
+        newer = "this line was written by a newer version of noisette. Update noisette to read this ledger"
+        return ValueError(f"{path}, line {end.lines + 1}: {newer}")
     if b'"digest": "' not in content:
         return ValueError(f"{path} is not a ledger; give the folder of a run, or the {LEDGER_FILE} in it")
     return _altered(end, path)
 
 
+def _line_after(end: End, content: bytes) -> bytes:
+    return content[end.size : content.find(b"\n", end.size) + 1]
+
+
 def _is_of_a_newer_version(end: End, content: bytes) -> bool:
     """Whether the line after this end is sealed by its digest and has a version above that of this code."""
-    line = content[end.size : content.find(b"\n", end.size) + 1]
-    sealed, _, rest = line.rpartition(b', "digest": "')
+    sealed, _, rest = _line_after(end, content).rpartition(b', "digest": "')
     if rest != hashlib.sha256(sealed + b"}").hexdigest().encode() + b'"}\n':
         return False
     version = json.loads(sealed + b"}").get("version")
@@ -215,10 +206,8 @@ def _is_of_a_newer_version(end: End, content: bytes) -> bool:
 
 
 def _cut_off(end: End, path: Path, fact: str) -> ValueError:
-    return ValueError(
-        f"{path}, line {end.lines + 1}: {fact}. Nothing was released on its account; repair the file with: "
-        f"noisette ledger repair {shlex.quote(str(path.absolute()))}"
-    )
+    way_out = f"repair the file with: noisette ledger repair {shlex.quote(str(path.absolute()))}"
+    return ValueError(f"{path}, line {end.lines + 1}: {fact}. Nothing was released on its account; {way_out}")
 
 
 def _altered(end: End, path: Path) -> ValueError:
@@ -293,8 +282,7 @@ class LedgerFile:
         """Append a line to a file of this size, or nothing. After a failed sync the file is closed."""
         self._check_ours(size)
         try:
-            if os.write(self._descriptor, line) < len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            _write(self._descriptor, line)
             if durable:
                 self._sync(new=size == 0)
         except BaseException as error:
@@ -311,8 +299,8 @@ class LedgerFile:
     def replace_end(self, lines: bytes, *, start: int, size: int) -> bool:
         """Replace all bytes after ``start`` in a file of this size by these lines, durably, and return whether it was.
 
-        It is not where the disk has no room, where the file was moved, and where it has a second name (a hard link),
-        which would keep the old content. The file is closed where it is unknown which of the two a crash would leave.
+        It is not where the disk has no room, the file was moved, or a second name (a hard link) would keep the old
+        content. The file is closed where it is unknown which of the two a crash would leave.
         """
         self._check_ours(size)
         if not self._is_replaceable():
@@ -322,9 +310,7 @@ class LedgerFile:
             with atomic_files.atomic_write(self.path, mode=0o600) as beside:
                 descriptor = os.open(beside, os.O_RDWR | os.O_APPEND)
                 _lock(descriptor)  # before it takes the name under which other processes open it
-                content = self.content()[:start] + lines
-                if os.write(descriptor, content) < len(content):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                _write(descriptor, self.content()[:start] + lines)
                 os.fsync(descriptor)
                 if not self._is_replaceable():  # again: a link may have been made while the new file was written
                     raise OSError(errno.EMLINK, os.strerror(errno.EMLINK))
@@ -363,10 +349,8 @@ class LedgerFile:
             )
         status = os.fstat(self._descriptor)
         if status.st_nlink == 0 or status.st_size != size:
-            raise PrivacyError(
-                f"{self.path} was removed or changed since it was read, by another process or by an interrupted write; "
-                "open it again"
-            )
+            changed = "was removed or changed since it was read, by another process or by an interrupted write"
+            raise PrivacyError(f"{self.path} {changed}; open it again")
         if not self._is_in_its_folder(status):
             raise PrivacyError(
                 f"{self.path} was renamed or replaced since it was opened, so another run may count its steps "
@@ -389,6 +373,11 @@ class LedgerFile:
             raise
 
 
+def _write(descriptor: int, content: bytes) -> None:
+    if os.write(descriptor, content) < len(content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 def check_is_file(path: Path) -> None:
     """Check that what is at a path, if anything, is a file; a folder is left to the call that opens it."""
     with suppress(FileNotFoundError, NotADirectoryError):
@@ -400,15 +389,11 @@ def check_is_file(path: Path) -> None:
 def _lock(descriptor: int) -> None:
     import fcntl  # only POSIX systems have it, and reading needs no lock
 
-    for attempt in range(_ATTEMPTS):
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if attempt == _ATTEMPTS - 1:
-                raise
-            time.sleep(_PAUSE)
-        else:
-            return
+    for _ in range(_ATTEMPTS - 1):
+        with suppress(BlockingIOError):
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        time.sleep(_PAUSE)
+    return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _unlock_and_close(descriptor: int, owner: int) -> None:
@@ -423,8 +408,8 @@ def _unlock_and_close(descriptor: int, owner: int) -> None:
 def contents(path: Path) -> Iterator[bytes]:
     """What a file holds, read again for as long as a process writes to it; the first that is a ledger is the right one.
 
-    The first is the whole content. Beside a writer it may end within a line, or hold the beginning of a line that was
-    taken back, so the next ones hold whole lines only. Where nobody writes there is one more, undisturbed.
+    The first is the whole content, which beside a writer may end within a line, or hold the beginning of one that was
+    taken back; the next ones hold whole lines only. Where nobody writes there is one more, undisturbed.
     """
     check_is_file(path)
     with path.open("rb") as file:
@@ -451,10 +436,10 @@ def _is_written(file: BufferedReader) -> bool:
     """Whether a process has the file locked for writing. If not, none can lock it before the file is closed."""
     try:
         import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except ImportError:  # no process can write to a ledger on this system
         return False
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError as error:
         return error.errno in (errno.EWOULDBLOCK, errno.EACCES)
     return False
@@ -464,19 +449,12 @@ MOST_LINES = 1024  # a tail of so many lines is compacted at the next reservatio
 
 
 class Tail:
-    """The lines after ``start``, the last one whose digest may be stored elsewhere, as in a checkpoint.
-
-    Only totals count, so these lines can be replaced by one for each run, event and kind.
-    """
+    """The lines after ``start``, the last one whose digest may be stored elsewhere. Of these only totals count."""
 
     def __init__(self, start: End = End()) -> None:  # noqa: B008 - it is immutable
         self.start = start
         self.heads: list[str] = []
         self._steps: Counter[tuple[Series, Kind]] = Counter()
-
-    @property
-    def is_long(self) -> bool:
-        return len(self.heads) >= MOST_LINES
 
     @property
     def shrinks(self) -> bool:
@@ -488,7 +466,7 @@ class Tail:
         self.heads.append(end.head)
 
     def shortened(self, dataset: str) -> tuple[bytes, Tail, End]:
-        """Fewer lines with the same totals, the tail that they form, and the end of the ledger after them.
+        """A line for each run, event and kind with the same totals, the tail that they form, and the end after them.
 
         A reservation precedes its commits and its returned steps, so any beginning of these lines is a valid ledger.
         """
@@ -503,10 +481,7 @@ class Tail:
 
 
 def repair(path: Path | str) -> bool:
-    """Drop a last line that a crash cut off; return whether there was one. The file stays as it is after other damage.
-
-    Guarantee: the privacy cost does not decrease, see :func:`repaired`.
-    """
+    """Drop a last line that a crash cut off, as :func:`repaired`; return whether there was one."""
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))

@@ -12,45 +12,26 @@ from itertools import pairwise
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
+from noisette.accounting import privacy_loss
 from noisette.accounting.closed_forms import GdpAccountant, GdpCurve
-from noisette.accounting.events import (
-    Event,
-    Events,
-    OfSeveral,
-    RepeatAndSelect,
-    Sampled,
-    Supported,
-    TruncatedPoissonGaussian,
-)
+from noisette.accounting.events import Event, Events, OfSeveral, RepeatAndSelect, Sampled, Supported
+from noisette.accounting.events import TruncatedPoissonGaussian as Truncated
 from noisette.accounting.interface import composed_events, unsupported
-from noisette.accounting.privacy_loss import (
-    ROUNDING,
-    LossDistribution,
-    Tilted,
-    TruncatedCase,
-    directions_of,
-    ends_of_cases,
-    is_known_by_divergences,
-)
-from noisette.accounting.rdp import HIGH_ORDERS, ORDERS, RdpAccountant, RdpCurve, renyi_directions
+from noisette.accounting.privacy_loss import ROUNDING, LossDistribution, Tilted, TruncatedCase, directions_of
+from noisette.accounting.rdp import HIGH_ORDERS, ORDERS, RdpAccountant, RdpCurve, renyi_loss
 from noisette.errors import not_negative, open_fraction
 
 # The standard deviation of the Gaussian release that is added, over that of the composed loss; the share of epsilon
 # that it may cost; the most points of the line.
 ADDED_DEVIATION, ADDED_COST, MOST_POINTS = 2e-3, 1e-5, 2**15
-# The exponent at which a Gaussian factor, and the images of a periodic sum, are negligible.
-NEGLIGIBLE = 40.0
-# Terms below this share of the largest end the sum; they are added to the error.
-LEAST_TERM = 1e-17
-# Tilted probabilities below this are left out of the characteristic function.
-LEAST_WEIGHT = 1e-22
-# The logarithms of the smallest and the largest float, nearly.
-LEAST_EXPONENT, MOST_EXPONENT = -740.0, 700.0
+NEGLIGIBLE = 40.0  # the exponent at which a Gaussian factor, and the images of a periodic sum, are negligible
+LEAST_TERM = 1e-17  # of the largest: terms below this share end the sum; they are added to the error
+LEAST_WEIGHT = 1e-22  # tilted probabilities below this are left out of the characteristic function
+LEAST_EXPONENT, MOST_EXPONENT = -740.0, 700.0  # the logarithms of the smallest and the largest float, nearly
 # Times c: the most that an epsilon may differ from the one at which the integrand is stationary. Farther off, where
 # rare large losses outweigh all others, each epsilon gets a line of its own.
 MOST_OFFSET = 3.0
-# An epsilon beyond this is infinite.
-MOST_EPSILON = 1e15
+MOST_EPSILON = 1e15  # beyond this it is infinite
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,10 +46,8 @@ class Composition:
     because 1/(s (s + 1)) is the Laplace transform of 1 - exp(-x). The integral is computed as a sum over equally spaced
     points at distance 2 pi / W. By Poisson's summation formula the sum is that of exp(c m W) delta(epsilon + m W) over
     all integers m: all of these are positive, so the sum is too large, by little if W is large.
-
     The sum is finite because one more release is composed, a Gaussian one with a tiny share of the cost: its factor
     bounds all later terms.
-
     Guarantee: delta and epsilon are upper bounds: the terms left out and the rounding of all others are added.
     """
 
@@ -262,8 +241,7 @@ def _characteristic(
 ) -> tuple[np.ndarray, float]:
     """The mean of exp(i t (loss - mean)) under a tilted distribution for all t = k * spacing, and its error.
 
-    With k = a * rows + b the exponential is a product of one that depends on a and one that depends on b, so all means
-    are one product of two matrices.
+    With k = a * rows + b the exponential is a product over a and b, so all means are one product of two matrices.
     """
     rows = math.ceil(math.sqrt(points))
     likely = tilted.weights > LEAST_WEIGHT
@@ -293,12 +271,9 @@ def _powers(base: np.ndarray, count: int) -> np.ndarray:
 
 
 # The share of delta that is left for outcomes which are counted as an infinite loss, so that losses have a range.
-TAIL_SHARE = 1e-5
-LEAST_TAIL = 1e-320
-# Where delta is sought, its first guess, and the most searches with a better one.
-FIRST_DELTA, SEARCHES = 1e-7, 9
-# Of more releases than these the rounding would leave nothing certain: they have no finite epsilon.
-MOST_RELEASES = 10**12
+TAIL_SHARE, LEAST_TAIL = 1e-5, 1e-320
+FIRST_DELTA, SEARCHES = 1e-7, 9  # where delta is sought: its first guess, and the most searches with a better one
+MOST_RELEASES = 10**12  # of more the rounding would leave nothing certain: they have no finite epsilon
 
 
 @dataclass(frozen=True, eq=False)
@@ -310,10 +285,9 @@ class PldCurve:
     divergences: RdpCurve | None  # of all other events together
 
     def epsilon(self, *, delta: float) -> float:
-        """Epsilon at this delta, the larger of both directions (added, removed).
+        """Epsilon at this delta, the larger of both directions: an upper bound, ``inf`` for more than 10^12 releases.
 
-        Guarantee: an upper bound at every delta, ``inf`` for more than 10^12 releases. It is at most a few parts in ten
-        thousand too large, save for events of which only a bound is known.
+        It is at most a few parts in ten thousand too large, save for events of which only a bound is known.
         """
         open_fraction(delta=delta)
         if math.isinf(self.mu) or self._releases > MOST_RELEASES:
@@ -347,28 +321,28 @@ class PldCurve:
     @cached_property
     def _cases(self) -> list[Mapping[Supported | TruncatedCase, int]]:
         """The events for several numbers of records, one for all of them, where the cost depends on it."""
-        truncated = [event for event in self.sampled if isinstance(event, TruncatedPoissonGaussian)]
+        truncated = [event for event in self.sampled if isinstance(event, Truncated)]
         most = min((event.most_records for event in truncated), default=1)
-        ends = {0, most, *(min(end, most) for event in truncated for end in ends_of_cases(event))}
-        return [
-            {
-                TruncatedCase.of(event, *case) if isinstance(event, TruncatedPoissonGaussian) else event: times
-                for event, times in self.sampled.items()
-            }
-            for case in pairwise(sorted(ends))
-        ]
+        ends = {0, most, *(min(end, most) for event in truncated for end in privacy_loss.ends_of_cases(event))}
+
+        def in_case(event: Supported, case: tuple[int, int]) -> Supported | TruncatedCase:
+            return TruncatedCase.of(event, *case) if isinstance(event, Truncated) else event
+
+        cases = pairwise(sorted(ends))
+        return [{in_case(event, case): times for event, times in self.sampled.items()} for case in cases]
 
     def _composed(self, tail: float) -> list[Composition]:
         """The losses in both directions, in each case: the costliest counts."""
         tail = max(tail, LEAST_TAIL)
-        by_divergences = [(renyi_directions(self.divergences, tail), 1)] if self.divergences else []
+        either = renyi_loss(self.divergences, tail) if self.divergences else None
         composed: list[Composition] = []
         for case in self._cases:
-            parts = [*((directions_of(event, tail), times) for event, times in case.items()), *by_divergences]
             for direction in (0, 1):
                 releases = Counter[LossDistribution]()
-                for both, times in parts:
-                    releases[both[direction]] += times
+                for event, times in case.items():
+                    releases[directions_of(event, tail)[direction]] += times
+                if either is not None:
+                    releases[either] = 1
                 composed.append(Composition(releases, self.mu**2))
         return composed
 
@@ -380,14 +354,12 @@ class PldAccountant:
     The loss of each release becomes a distribution on finitely many values, which costs no less. Their composition is
     computed from their characteristic functions, after an exponential tilt that makes the wanted delta, however small,
     the bulk of the distribution. Releases over all records are one Gaussian mechanism, exactly.
-
     Source: Doroshenko et al. 2022, "Connect the Dots" (values); Zhu, Dong and Wang 2022, "Optimal Accounting of
     Differential Privacy via Characteristic Function" (composition). The tilt and the error bound are described in
     :mod:`noisette.accounting.pld`.
 
     >>> from noisette.accounting.events import PoissonGaussian
-    >>> release = PoissonGaussian(sampling_rate=0.01, noise_multiplier=4.0)
-    >>> round(PldAccountant().compose({release: 10_000}).epsilon(delta=1e-5), 3)
+    >>> round(PldAccountant().compose({PoissonGaussian(0.01, 4.0): 10_000}).epsilon(delta=1e-5), 3)
     0.947
     """
 
@@ -401,10 +373,9 @@ class PldAccountant:
         for event, times in composed_events(events).items():
             if not isinstance(event, Supported):
                 raise unsupported(event, self.name)
-            release = event.event if isinstance(event, OfSeveral) else event
-            if isinstance(release, Sampled) and release.sampling_rate == 1:
+            if isinstance(event, Sampled | OfSeveral) and event.sampling_rate == 1:
                 full[event] = times
-            elif is_known_by_divergences(event):
+            elif privacy_loss.is_known_by_divergences(event):
                 by_divergences[event] = times
             else:
                 sampled[event] = times

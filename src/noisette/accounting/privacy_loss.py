@@ -10,34 +10,15 @@ from typing import NamedTuple
 import numpy as np
 import scipy  # scipy.special, a fifth of a second, is imported on first use
 
-from noisette.accounting.events import (
-    BallsInBinsGaussian,
-    DiscreteGaussian,
-    DpAmount,
-    Event,
-    FixedSizeGaussian,
-    GroupPrivacy,
-    Laplace,
-    OfSeveral,
-    PoissonGaussian,
-    RepeatAndSelect,
-    ReplacedPoissonGaussian,
-    Sampled,
-    Supported,
-    TruncatedPoissonGaussian,
-    UserLevel,
-    ZcdpAmount,
-)
+from noisette.accounting import events as kinds
+from noisette.accounting.events import Event, OfSeveral, PoissonGaussian, Sampled, Supported, TruncatedPoissonGaussian
 from noisette.accounting.interface import is_unbounded, resolved_noise, unsupported
 
-# The standard Gaussian is evaluated up to this many standard deviations; the mass beyond is 1.5e-23.
-MIXTURE_REACH = 10.0
-
+MIXTURE_REACH = 10.0  # standard deviations up to which the Gaussian is evaluated; the mass beyond is 1.5e-23
 # The most terms of one integral. A group that would need more is treated as if it were in every batch: an upper bound.
 MOST_TERMS = 500_000
-
-# Above the rounding error of the logarithm of such an integral, which is 9e-16 where it should be 0.
-LOG_ROUNDING = 1e-14
+LOG_ROUNDING = 1e-14  # above the rounding error of the logarithm of such an integral, 9e-16 where it should be 0
+ROUNDING = 2.0**-52  # the spacing of floating-point numbers at 1, by which one rounded operation can be wrong
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,11 +27,9 @@ class Mixture:
 
     The pair dominates a release whose batch up to k records of a group can enter, because each of them moves the sum
     by at most its sensitivity.
-
     Source: Choquette-Choo et al. 2024, "Privacy Amplification for Matrix Mechanisms", Corollary 4.7.
 
-    >>> from noisette.accounting.events import PoissonGaussian
-    >>> np.exp(Mixture.of(GroupPrivacy(PoissonGaussian(0.5, 4.0), records=2)).log_probabilities)
+    >>> np.exp(Mixture.of(kinds.GroupPrivacy(PoissonGaussian(0.5, 4.0), records=2)).log_probabilities)
     array([0.25, 0.5 , 0.25])
     """
 
@@ -63,7 +42,7 @@ class Mixture:
         release, k = (event.event, event.records) if isinstance(event, OfSeveral) else (event, 1)
         i = np.arange(k + 1)
         log_weights = log_binomial(i, k, release.sampling_rate)
-        return cls(log_weights - np.logaddexp.reduce(log_weights), i / resolved_noise(release))
+        return cls(log_weights - np.logaddexp.reduce(log_weights), i / resolved_noise(release.noise_multiplier))
 
     def loss(self, u: np.ndarray) -> np.ndarray:
         """ln of the mixture's density over that of the Gaussian, which increases with u."""
@@ -83,8 +62,7 @@ class Mixture:
         Trapezoidal sums, with the same points for powers of about the same size. They converge exponentially, because
         the density ratio has no complex zero closer to the real line than pi over the spacing of the shifts: the
         probabilities of a binomial, multiplied by the factors exp(-shift^2 / 2), are the coefficients of a polynomial
-        whose zeros are all negative. The step follows from that distance and from how fast the power grows off the
-        line.
+        whose zeros are all negative. The step follows from that distance and from how fast the power grows off it.
         """
         spacing, largest = float(self.shifts[1]), float(self.shifts[-1])
         logs = np.full(len(powers), np.inf)
@@ -109,10 +87,6 @@ def log_binomial(k: np.ndarray, n: int, q: float) -> np.ndarray:
     return of_subsets + scipy.special.xlogy(k, q) + scipy.special.xlog1py(n - k, -q)
 
 
-# The spacing of floating-point numbers at 1, by which one rounded operation can be wrong.
-ROUNDING = 2.0**-52
-
-
 @dataclass(frozen=True, eq=False)
 class LossDistribution:
     """The values of the privacy loss in one direction, with their probabilities under the first of the two outputs.
@@ -122,9 +96,7 @@ class LossDistribution:
     losses, and may only be rounded upwards.
 
     ``losses`` are the finite values, ``masses`` their probabilities, above 0, and ``lost`` that of an infinite loss.
-
-    Guarantee: delta is not below that of the exact distribution, for any epsilon, and after composition with any other
-    distributions.
+    Guarantee: delta is not below that of the exact distribution, for any epsilon, and after any composition.
     """
 
     losses: np.ndarray
@@ -185,7 +157,6 @@ def on_points(points: np.ndarray, masses: np.ndarray, upper_shares: np.ndarray) 
 
     Guarantee: with the exact shares the mean of ``exp(-loss)`` stays the same in every interval. Delta after
     composition is the mean of a convex function of ``exp(-loss)``, so it does not decrease.
-
     Source: Doroshenko et al. 2022, "Connect the Dots", in terms of probabilities.
     """
     shares = np.clip(upper_shares, 0.0, 1.0)
@@ -196,10 +167,8 @@ def on_points(points: np.ndarray, masses: np.ndarray, upper_shares: np.ndarray) 
     return LossDistribution(points[kept], probabilities[kept] * (1 + 2 * ROUNDING))
 
 
-# Points per standard deviation of the noise, and per standard deviation of the privacy loss.
-POINTS_PER_DEVIATION = 50
-# The most intervals of one distribution. A coarser grid gives a larger cost, never a smaller one.
-MOST_INTERVALS = 8_000
+POINTS_PER_DEVIATION = 50  # of the noise, and of the privacy loss
+MOST_INTERVALS = 8_000  # of one distribution; a coarser grid gives a larger cost, never a smaller one
 
 
 def mixture_directions(mixture: Mixture, tail: float) -> Directions:
@@ -218,31 +187,32 @@ def mixture_directions(mixture: Mixture, tail: float) -> Directions:
     )
 
 
-def replaced_directions(mixture: Mixture, tail: float) -> Directions:
-    """The privacy loss when one record is replaced by another, where the mixture has the shifts 0 and mu.
+def pair_of_replaced(event: kinds.FixedSizeGaussian) -> PoissonGaussian:
+    """One record replaced by another: twice the clipping norm, with the probability that it is in the batch."""
+    return PoissonGaussian(event.batch_size / event.size, resolved_noise(event.noise_multiplier) / 2)
+
+
+def replaced_loss(mixture: Mixture, tail: float) -> LossDistribution:
+    """The privacy loss in either direction when a record is replaced, where the mixture has the shifts 0 and mu.
 
     For an epsilon above 0 the pair is the mixture and the Gaussian, below 0 the Gaussian and the mixture, and what is
-    left is a loss of 0. It is the same in both directions.
-
+    left is a loss of 0.
     Source: Zhu, Dong and Wang 2022, "Optimal Accounting of Differential Privacy via Characteristic Function",
     Theorem 11.
     """
     middle = float(mixture.shifts[1]) / 2  # the loss is 0 where both densities are equal
     grid = _Grid(mixture, 0.0, _points(mixture, middle, tail))
     equal = float(grid.probabilities[0]) * math.erf(middle / math.sqrt(2))
-    either = (
+    return (
         grid.removed.joined_with(grid.added)
         .with_value(0.0, _up(equal))
         .with_value(grid.error[-1] - grid.loss[-1], _up(scipy.special.ndtr(-grid.x[-1])))
         .with_value(math.inf, _up(grid.probabilities @ scipy.special.ndtr(mixture.shifts - grid.x[-1])))
     )
-    return Directions(either, either)
 
 
-def exchanged_directions(mixture: Mixture, tail: float) -> Directions:
-    """The privacy loss when a record of a Poisson batch is replaced, where the mixture has the shifts 0 and mu.
-
-    The pair is the mixture and its mirror image, whose shift is -mu, so the loss is the same in both directions.
+def exchanged_loss(mixture: Mixture, tail: float) -> LossDistribution:
+    """The same where the record is in a Poisson batch: the pair is the mixture and its mirror image of shift -mu.
 
     Source: Lebeda et al. 2024, "Avoiding Pitfalls for Privacy Accounting of Subsampled Mechanisms under Composition".
     """
@@ -252,19 +222,17 @@ def exchanged_directions(mixture: Mixture, tail: float) -> Directions:
     losses = one.loss - other.loss, one.error + other.error
     means = one.means - other.means, one.mean_errors + other.mean_errors
     below, above = scipy.special.ndtr(x[0] - mixture.shifts), scipy.special.ndtr(mixture.shifts - x[-1])
-    either = (
+    return (
         _connected(*losses, *means, one.masses)
         .with_value(losses[0][0] + losses[1][0], _up(one.probabilities @ below))
         .with_value(math.inf, _up(one.probabilities @ above))
     )
-    return Directions(either, either)
 
 
 def _likely(mixture: Mixture, tail: float) -> tuple[Mixture, float]:
     """The mixture without shifts that together have at most this probability, and their probability.
 
-    Without them the mixture's density is smaller, so the loss in direction "added" is larger; in direction "removed"
-    what they would have produced is counted as an infinite loss.
+    So its density is smaller, and the loss "added" larger; "removed" what they would have produced is an infinite loss.
     """
     kept = mixture.log_probabilities > math.log(tail / len(mixture.shifts))
     dropped = math.fsum(np.exp(mixture.log_probabilities[~kept]))
@@ -282,19 +250,14 @@ def _points(mixture: Mixture, low: float, tail: float) -> np.ndarray:
 
 
 class _Grid:
-    """A mixture of Gaussians on a grid of points: losses at the points, and between them their means and probabilities.
-
-    The mean of an interval is the logarithm of its probability under the mixture over that under the Gaussian.
-    """
+    """A mixture on a grid: losses at the points; probabilities between them, and means: ln of their ratio."""
 
     def __init__(self, mixture: Mixture, dropped: float, x: np.ndarray) -> None:
         self.x, self.probabilities = x, np.exp(mixture.log_probabilities)
-        weight_error = _weight_error(mixture, x)
+        uncertain = _weight_error(mixture, x)
         still, moved = LogMass(x, 0.0), [LogMass(x, shift) for shift in mixture.shifts.tolist()]
-        at_points = [(shift * x - shift**2 / 2, weight_error) for shift in mixture.shifts.tolist()]
-        between = [
-            (one.log - still.log, one.error + still.error + weight_error[1:] + weight_error[:-1]) for one in moved
-        ]
+        at_points = [(shift * x - shift**2 / 2, uncertain) for shift in mixture.shifts.tolist()]
+        between = [(one.log - still.log, one.error + still.error + uncertain[1:] + uncertain[:-1]) for one in moved]
         self.loss, self.error = _mean(mixture, dropped, at_points)
         self.means, self.mean_errors = _mean(mixture, dropped, between)
         self.masses, self.still = np.exp(still.log + still.error + self.means + self.mean_errors), still.upper
@@ -338,10 +301,7 @@ def _mean(mixture: Mixture, dropped: float, logs: list[tuple[np.ndarray, np.ndar
 
 
 class LogMass:
-    """Logarithms of a standard Gaussian's probabilities between neighbouring points, with a bound on their error.
-
-    The points are seen from a shift, whose subtraction is rounded too.
-    """
+    """Logarithms of a Gaussian's probabilities between neighbouring points, seen from a shift, and their error."""
 
     def __init__(self, points: np.ndarray, shift: float) -> None:
         x = points - shift
@@ -370,17 +330,15 @@ def _up(probability: float) -> float:
     return float(probability) * (1 + 64 * ROUNDING)
 
 
-# The intervals of the privacy loss of Laplace noise.
-INTERVALS = 500
+INTERVALS = 500  # of the privacy loss of Laplace noise
 # Above this noise the discrete Gaussian has more values than are quickly summed up. More values than these are joined.
 MOST_DISCRETE_NOISE, MOST_VALUES = 1e5, 4000
 
 
-def laplace_directions(noise_multiplier: float) -> Directions:
-    """The privacy loss of Laplace noise of this scale: it has an upper and a lower end, each with its probability.
+def laplace_loss(noise_multiplier: float) -> LossDistribution:
+    """The privacy loss in either direction of Laplace noise of this scale. Its two ends have their own probabilities.
 
-    Between them the density of the loss l is exp(l / 2 - r / 2) / 4, where r = 1 / noise_multiplier is the largest
-    loss.
+    Between them the density of the loss l is exp(l / 2 - r / 2) / 4, where r = 1 / noise_multiplier is the largest.
     """
     largest = 1 / noise_multiplier
     points = np.linspace(-largest, largest, INTERVALS + 1)
@@ -388,16 +346,12 @@ def laplace_directions(noise_multiplier: float) -> Directions:
     masses = 0.5 * np.exp((points[:-1] - largest) / 2) * math.expm1(step / 2) * (1 + 1e-12)
     upper_shares = np.full(INTERVALS, (1 + 1e-12) / (1 + math.exp(-step / 2)))
     points += 4 * ROUNDING * largest
-    either = (
-        on_points(points, masses, upper_shares)
-        .with_value(points[-1], 0.5)
-        .with_value(points[0], 0.5 * math.exp(-largest) * (1 + 1e-12))
-    )
-    return Directions(either, either)
+    either = on_points(points, masses, upper_shares).with_value(points[-1], 0.5)
+    return either.with_value(points[0], 0.5 * math.exp(-largest) * (1 + 1e-12))
 
 
-def discrete_gaussian_directions(noise_multiplier: float, tail: float) -> Directions:
-    """The privacy loss of one count with noise from the discrete Gaussian distribution: all its values are known.
+def discrete_gaussian_loss(noise_multiplier: float, tail: float) -> LossDistribution:
+    """The privacy loss in either direction of one count with discrete Gaussian noise: all its values are known.
 
     Many values are joined to intervals. In an interval of losses from a to b the mean of exp(-loss) fixes the share of
     the upper end: the mean of 1 - exp(a - loss), over 1 - exp(a - b).
@@ -409,28 +363,24 @@ def discrete_gaussian_directions(noise_multiplier: float, tail: float) -> Direct
     losses = (1 - 2 * values[::-1]) / (2 * noise_multiplier**2)
     losses += 4 * ROUNDING * np.abs(losses)
     if len(losses) <= MOST_VALUES:
-        kept = masses > 0
-        either = LossDistribution(losses[kept], masses[kept], tail)
-    else:
-        first = np.arange(0, len(losses), math.ceil(len(losses) / MOST_VALUES))
-        points = np.append(losses[first], losses[-1] + 1 / noise_multiplier**2)
-        excess = masses * -np.expm1(np.repeat(points[:-1], np.diff(np.append(first, len(losses)))) - losses)
-        joined = np.add.reduceat(masses, first)
-        shares = np.add.reduceat(excess, first) / joined / -np.expm1(-np.diff(points))
-        either = on_points(points, joined * (1 + 1e-12), shares * (1 + 1e-9)).with_value(math.inf, tail)
-    return Directions(either, either)
+        return LossDistribution(losses[masses > 0], masses[masses > 0], tail)
+    first = np.arange(0, len(losses), math.ceil(len(losses) / MOST_VALUES))
+    points = np.append(losses[first], losses[-1] + 1 / noise_multiplier**2)
+    excess = masses * -np.expm1(np.repeat(points[:-1], np.diff(np.append(first, len(losses)))) - losses)
+    joined = np.add.reduceat(masses, first)
+    shares = np.divide(np.add.reduceat(excess, first), joined, out=np.ones(len(joined)), where=joined > 0)
+    shares = shares / -np.expm1(-np.diff(points)) * (1 + 1e-9)
+    return on_points(points, joined * (1 + 1e-12), shares).with_value(math.inf, tail)
 
 
-def amount_directions(epsilon: float, delta: float) -> Directions:
-    """The worst privacy loss of a release of which only its epsilon and delta are known.
+def amount_loss(epsilon: float, delta: float) -> LossDistribution:
+    """The worst privacy loss in either direction of a release of which only its epsilon and delta are known.
 
     Source: Kairouz, Oh and Viswanath 2015, "The Composition Theorem for Differential Privacy", Theorem 3.3.
     """
     likely = 1 / (1 + math.exp(-epsilon))
     masses = np.array([(1 - delta) * likely, (1 - delta) * math.exp(-epsilon) * likely]) * (1 + 8 * ROUNDING)
-    kept = masses > 0
-    either = LossDistribution(np.array([epsilon, -epsilon])[kept], masses[kept], delta)
-    return Directions(either, either)
+    return LossDistribution(np.array([epsilon, -epsilon])[masses > 0], masses[masses > 0], delta)
 
 
 # Where a batch is full more often than this, the number of records is divided at the others.
@@ -447,7 +397,6 @@ class TruncatedCase:
     of its size, this other one and the rest do not depend on how many records were left out. Whether the batch is full
     depends on the other records alone; knowing it can only help an attacker. More records fill a batch more often, and
     then leave the record out more often.
-
     Source: Ganesh et al. 2025, "Tighter Privacy Analysis for Truncated Poisson Sampling", for a known number of
     records. Neighbouring data sets have any number up to the declared one, so the worst of several cases counts.
     """
@@ -499,45 +448,39 @@ _NEVER_KEPT = LossDistribution(np.array([0.0]), np.array([1e-300]), 1.0)
 
 def is_known_by_divergences(event: Event) -> bool:
     """Whether only the Rényi divergences of this event are known, not the distribution of its privacy loss."""
-    if isinstance(event, DiscreteGaussian):
+    if isinstance(event, kinds.DiscreteGaussian):
         return event.noise_multiplier > MOST_DISCRETE_NOISE
-    return isinstance(event, RepeatAndSelect | ZcdpAmount)
+    return isinstance(event, kinds.RepeatAndSelect | kinds.ZcdpAmount)
 
 
 @lru_cache(maxsize=1024)
 def directions_of(event: Supported | TruncatedCase, tail: float) -> Directions:
     """The privacy loss of an event that is not over all records, and that is not known by divergences alone."""
-    if not isinstance(event, TruncatedCase) and is_unbounded(event):
-        return Directions(_NEVER_KEPT, _NEVER_KEPT)
     match event:
-        case PoissonGaussian() | GroupPrivacy() | UserLevel():
-            return mixture_directions(Mixture.of(event), tail)
-        case FixedSizeGaussian():
-            return _replaced(event, tail)
-        case ReplacedPoissonGaussian():
-            return exchanged_directions(Mixture.of(PoissonGaussian(event.sampling_rate, resolved_noise(event))), tail)
         case TruncatedCase():
             return _truncated(event, tail)
-        case BallsInBinsGaussian():
+        case _ if is_unbounded(event):
+            either = _NEVER_KEPT
+        case PoissonGaussian() | kinds.GroupPrivacy() | kinds.UserLevel():
+            return mixture_directions(Mixture.of(event), tail)
+        case kinds.BallsInBinsGaussian():
             from noisette.accounting.balls_in_bins import pass_directions  # which imports this module
 
-            return pass_directions(event.bins, resolved_noise(event), tail)
-        case Laplace():
-            return laplace_directions(event.noise_multiplier)
-        case DiscreteGaussian():
-            return discrete_gaussian_directions(event.noise_multiplier, tail)
-        case DpAmount():
-            return amount_directions(event.epsilon, event.delta)
+            return pass_directions(event.bins, resolved_noise(event.noise_multiplier), tail)
+        case kinds.FixedSizeGaussian():
+            pair = pair_of_replaced(event)
+            either = _NEVER_KEPT if is_unbounded(pair) else replaced_loss(Mixture.of(pair), tail)
+        case kinds.ReplacedPoissonGaussian():
+            either = exchanged_loss(Mixture.of(PoissonGaussian(event.sampling_rate, event.noise_multiplier)), tail)
+        case kinds.Laplace():
+            either = laplace_loss(event.noise_multiplier)
+        case kinds.DiscreteGaussian():
+            either = discrete_gaussian_loss(event.noise_multiplier, tail)
+        case kinds.DpAmount():
+            either = amount_loss(event.epsilon, event.delta)
         case _:
             raise unsupported(event, "pld")
-
-
-def _replaced(event: FixedSizeGaussian, tail: float) -> Directions:
-    """One record replaced by another: twice the clipping norm, with the probability that it is in the batch."""
-    release = PoissonGaussian(event.batch_size / event.size, resolved_noise(event) / 2)
-    if is_unbounded(release):
-        return Directions(_NEVER_KEPT, _NEVER_KEPT)
-    return replaced_directions(Mixture.of(release), tail)
+    return Directions(either, either)
 
 
 def _truncated(case: TruncatedCase, tail: float) -> Directions:

@@ -10,49 +10,18 @@ from itertools import pairwise
 
 import numpy as np
 
-from noisette.accounting.events import (
-    BallsInBinsGaussian,
-    DiscreteGaussian,
-    DpAmount,
-    Event,
-    Events,
-    FixedSizeGaussian,
-    Gaussian,
-    GroupPrivacy,
-    Laplace,
-    PoissonGaussian,
-    RepeatAndSelect,
-    ReplacedPoissonGaussian,
-    Sampled,
-    Supported,
-    TruncatedPoissonGaussian,
-    UserLevel,
-    ZcdpAmount,
-)
+from noisette.accounting import events as kinds
+from noisette.accounting import privacy_loss
+from noisette.accounting.events import Event, Events, Sampled, Supported
 from noisette.accounting.interface import composed_events, is_unbounded, resolved_noise, unsupported
-from noisette.accounting.privacy_loss import (
-    LOG_ROUNDING,
-    Directions,
-    LossDistribution,
-    Mixture,
-    TruncatedCase,
-    ends_of_cases,
-    log_binomial,
-)
+from noisette.accounting.privacy_loss import LOG_ROUNDING, LossDistribution, Mixture, log_binomial
 from noisette.errors import not_negative, open_fraction, positive
 
-# The best order is below 1.5 only for large groups.
-ORDERS = (
-    *(tenth / 10 for tenth in range(11, 110)),
-    *range(11, 65),
-    *(80, 96, 128, 160, 192, 256, 320, 384, 512, 768, 1024),
-)
-
+_LARGE = (80, 96, 128, 160, 192, 256, 320, 384, 512, 768, 1024)
+ORDERS = (*(tenth / 10 for tenth in range(11, 110)), *range(11, 65), *_LARGE)  # below 1.5 only for large groups
 # Declared amounts have divergences that only grow with the order: a small one has its best order far above.
 HIGH_ORDERS = (*ORDERS, *(2**power for power in range(11, 40)))
-
-# The divergence of Gaussian noise of this size, 5e-15 * order, is added to each release: it exceeds the rounding error,
-# which could otherwise turn a tiny divergence into zero.
+# The divergence of noise of this size, 5e-15 * order, is added to each: rounding cannot turn a tiny one into zero.
 ROUNDING = 1e7
 
 
@@ -76,8 +45,7 @@ class RdpCurve:
     """The Rényi divergences of all events together, one for each order.
 
     They are converted by Proposition 12 of Canonne, Kamath and Steinke 2020, or if not ``improved`` by Proposition 3 of
-    Mironov 2017, which gives more. ``shares`` are parts of delta, for each order, where the best order must not be
-    chosen for nothing.
+    Mironov 2017. ``shares`` are parts of delta, for each order, where the best order must not be chosen for nothing.
     """
 
     orders: np.ndarray
@@ -119,13 +87,11 @@ class RdpAccountant:
 
     A pass of balls in bins counts as one release over all records, which is more than it costs. Batches of fixed size
     count at most twice what the Gaussian needs. Each of the ``orders`` is above 1.
-
     Source: Mironov, Talwar and Zhang 2019 (Poisson batches); Papernot and Steinke 2022, Theorems 2 and 6 (repeated
     runs).
 
     >>> from noisette.accounting.events import PoissonGaussian
-    >>> release = PoissonGaussian(sampling_rate=0.01, noise_multiplier=4.0)
-    >>> round(RdpAccountant().compose({release: 10_000}).epsilon(delta=1e-5), 4)
+    >>> round(RdpAccountant().compose({PoissonGaussian(0.01, 4.0): 10_000}).epsilon(delta=1e-5), 4)
     1.0355
     """
 
@@ -138,10 +104,9 @@ class RdpAccountant:
         object.__setattr__(self, "orders", valid_orders(self.orders, above=1))
 
     def compose(self, events: Events) -> RdpCurve:
-        events = composed_events(events)
         orders = tuple(self.orders)
         total = np.zeros(len(orders))
-        for event, times in events.items():
+        for event, times in composed_events(events).items():
             total += times * _released(event, orders)
         return RdpCurve(np.array(orders), total)
 
@@ -152,77 +117,66 @@ def _released(event: Event, orders: tuple[float, ...]) -> np.ndarray:
 
 @lru_cache(maxsize=16384)
 def _divergences(event: Event, orders: tuple[float, ...]) -> np.ndarray:
-    has_delta = isinstance(event, DpAmount) and event.delta > 0
-    if has_delta or isinstance(event, ReplacedPoissonGaussian) or not isinstance(event, Supported):
+    has_delta = isinstance(event, kinds.DpAmount) and event.delta > 0
+    if has_delta or isinstance(event, kinds.ReplacedPoissonGaussian) or not isinstance(event, Supported):
         raise unsupported(event, RdpAccountant.name)
+    a = np.array(orders)
     if is_unbounded(event):
-        return np.full(len(orders), math.inf)
+        return np.full(len(a), math.inf)
     match event:
-        case Gaussian() | PoissonGaussian():
-            return _sampled_divergences(event, 1, np.array(orders))
-        case GroupPrivacy() | UserLevel():
-            return _sampled_divergences(event.event, event.records, np.array(orders))
-        case TruncatedPoissonGaussian():
+        case kinds.Gaussian() | kinds.PoissonGaussian():
+            return _sampled_divergences(event, 1, a)
+        case kinds.GroupPrivacy() | kinds.UserLevel():
+            return _sampled_divergences(event.event, event.records, a)
+        case kinds.TruncatedPoissonGaussian():
             return _truncated_divergences(event, orders)
-        case BallsInBinsGaussian() | DiscreteGaussian():
+        case kinds.BallsInBinsGaussian() | kinds.DiscreteGaussian():
             # Canonne, Kamath and Steinke 2020, Theorem 4; a mixture of releases over all records, one a bin, costs no
             # more than one
-            return np.array(orders) / (2 * resolved_noise(event) ** 2)
-        case ZcdpAmount():
-            return event.rho * np.array(orders)
-        case Laplace():
-            return _laplace_divergences(event, orders)
-        case DpAmount():
-            return _amount_divergences(event, orders)
-        case FixedSizeGaussian():
-            return _replaced_divergences(event, np.array(orders))
+            return a / (2 * resolved_noise(event.noise_multiplier) ** 2)
+        case kinds.ZcdpAmount():
+            return event.rho * a
+        case kinds.Laplace():  # Mironov 2017, Proposition 6
+            loss, largest = 1 / event.noise_multiplier, np.log(2 * a - 1)
+            return np.logaddexp(np.log(a) - largest + (a - 1) * loss, np.log(a - 1) - largest - a * loss) / (a - 1)
+        case kinds.DpAmount():  # randomised response is the worst mechanism of its epsilon
+            loss, log_likely = event.epsilon, -math.log1p(math.exp(-event.epsilon))
+            return np.logaddexp(log_likely + (a - 1) * loss, log_likely - loss - (a - 1) * loss) / (a - 1)
+        case kinds.FixedSizeGaussian():
+            return _replaced_divergences(event, a)
         case _:
-            assert isinstance(event, RepeatAndSelect)
+            assert isinstance(event, kinds.RepeatAndSelect)
             of_run = np.sum([times * _released(release, orders) for release, times in event.run], axis=0)
-            return of_best(np.array(orders), of_run, event.mean, event.shape)
+            return of_best(a, of_run, event.mean, event.shape)
 
 
 def _sampled_divergences(release: Sampled, records: int, orders: np.ndarray) -> np.ndarray:
     if release.sampling_rate == 1:
-        return orders * (records / resolved_noise(release)) ** 2 / 2
+        return orders * (records / resolved_noise(release.noise_multiplier)) ** 2 / 2
     if records == 1:
         return log_moments(release, orders - 1) / (orders - 1)
-    return Mixture.of(GroupPrivacy(release, records)).divergences(orders)
+    return Mixture.of(kinds.GroupPrivacy(release, records)).divergences(orders)
 
 
-def _truncated_divergences(event: TruncatedPoissonGaussian, orders: tuple[float, ...]) -> np.ndarray:
+def _truncated_divergences(event: kinds.TruncatedPoissonGaussian, orders: tuple[float, ...]) -> np.ndarray:
     """Those of a mixture, as anyone may see whether the batch is full; the largest of all cases."""
     above = np.array(orders) - 1
-    cases = [
-        np.logaddexp.reduce([math.log(often) + above * _divergences(release, orders) for often, release in case.parts])
-        for case in (TruncatedCase.of(event, *ends) for ends in pairwise(ends_of_cases(event)))
-    ]
-    return np.max(cases, axis=0) / above
+    found = np.full(len(orders), -math.inf)
+    for ends in pairwise(privacy_loss.ends_of_cases(event)):
+        parts = privacy_loss.TruncatedCase.of(event, *ends).parts
+        logs = [math.log(often) + above * _divergences(release, orders) for often, release in parts]
+        found = np.maximum(found, np.logaddexp.reduce(logs))
+    return found / above
 
 
-def _laplace_divergences(event: Laplace, orders: tuple[float, ...]) -> np.ndarray:
-    """Source: Mironov 2017, Proposition 6."""
-    a, loss = np.array(orders), 1 / event.noise_multiplier
-    log_weights = np.log(a) - np.log(2 * a - 1), np.log(a - 1) - np.log(2 * a - 1)
-    return np.logaddexp(log_weights[0] + (a - 1) * loss, log_weights[1] - a * loss) / (a - 1)
-
-
-def _amount_divergences(event: DpAmount, orders: tuple[float, ...]) -> np.ndarray:
-    """Those of randomised response, the worst mechanism of its epsilon."""
-    a = np.array(orders)
-    log_likely = -math.log1p(math.exp(-event.epsilon))
-    log_unlikely = log_likely - event.epsilon
-    return np.logaddexp(log_likely + (a - 1) * event.epsilon, log_unlikely - (a - 1) * event.epsilon) / (a - 1)
-
-
-def _replaced_divergences(event: FixedSizeGaussian, orders: np.ndarray) -> np.ndarray:
-    """Those of the pair of :func:`replaced_directions`, of whose two sides each is less than its whole.
+def _replaced_divergences(event: kinds.FixedSizeGaussian, orders: np.ndarray) -> np.ndarray:
+    """Those of the pair of :func:`replaced_loss`, of whose two sides each is less than its whole.
 
     With the density ratio r of the mixture and the Gaussian, exp((order - 1) * divergence) is 1 plus the mean of
     r^order + r^(1 - order) - 1 - r over the Gaussian where r > 1. The means of r^order - 1 - order * (r - 1) and of
     r^(1 - order) - r - order * (1 - r), which add up to that, are not negative elsewhere, so whole means are a bound.
     """
-    release = PoissonGaussian(event.batch_size / event.size, resolved_noise(event) / 2)
+    release = privacy_loss.pair_of_replaced(event)
     in_every_batch = orders / (2 * release.noise_multiplier**2)
     if is_unbounded(release):
         return np.full(len(orders), math.inf)
@@ -241,7 +195,6 @@ def of_best(orders: np.ndarray, of_run: np.ndarray, mean: float, shape: float) -
     Guarantee: they hold for any number of orders above 1, also where some divergences are infinite. Theorem 2 takes one
     of the orders for the number of runs, so that each is valid, and here it is the best; a divergence is not above that
     of a larger order.
-
     Source: Papernot and Steinke 2022, Theorem 6 for the Poisson distribution, Theorem 2 for all others.
     """
     found = of_run + math.log(mean) / (orders - 1)
@@ -255,20 +208,19 @@ def of_best(orders: np.ndarray, of_run: np.ndarray, mean: float, shape: float) -
     return np.array([np.min(found[orders >= order]) for order in orders])
 
 
-VALUES = 600  # of the privacy loss, on each side of 0
+_VALUES = 600  # of the privacy loss, on each side of 0
 
 
-def renyi_directions(curve: RdpCurve, tail: float) -> Directions:
-    """The worst privacy loss of releases of which only this curve is known, which holds in both directions.
+def renyi_loss(curve: RdpCurve, tail: float) -> LossDistribution:
+    """The worst privacy loss in either direction of releases of which only this curve is known.
 
     As a function of exp(epsilon) the exact delta is convex, so it is not above the convex hull of bounds at single
     points; a distribution on these points has that hull as its delta. At epsilons below 0 the bound is that of the
     other direction: delta(-e) = 1 - exp(-e) (1 - delta(e)).
-
     Source: Zhu, Dong and Wang 2022, Proposition 7.
     """
     largest = min(curve.epsilon(delta=max(tail, 1e-300)), 700.0)
-    above = largest * np.linspace(0, 1, VALUES + 1)[1:] ** 2  # denser near 0
+    above = largest * np.linspace(0, 1, _VALUES + 1)[1:] ** 2  # denser near 0
     deltas = np.array([curve.delta(epsilon=float(e)) for e in above])
     x = np.concatenate(([0.0], np.exp(-above[::-1]), np.exp(above)))
     bounds = np.concatenate(([1.0], 1 - np.exp(-above[::-1]) * (1 - deltas[::-1]), deltas))
@@ -277,8 +229,7 @@ def renyi_directions(curve: RdpCurve, tail: float) -> Directions:
     slopes = np.append(np.diff(bounds) / np.diff(x), 0.0)
     masses = x[1:] * np.diff(slopes) * (1 + 1e-9)  # more than rounding can take off
     kept = masses > 0
-    either = LossDistribution(np.log(x[1:])[kept], masses[kept], float(bounds[-1]) * (1 + 1e-9))
-    return Directions(either, either)
+    return LossDistribution(np.log(x[1:])[kept], masses[kept], float(bounds[-1]) * (1 + 1e-9))
 
 
 def _convex_hull(x: np.ndarray, y: np.ndarray) -> list[int]:
@@ -294,11 +245,8 @@ def _convex_hull(x: np.ndarray, y: np.ndarray) -> list[int]:
     return hull
 
 
-# Whole orders have a closed form.
-MOMENT_ORDERS = (*range(1, 64), 80, 96, 128, 160, 192, 256, 320, 384, 512, 768, 1024)
-
-# The relative error of a sum over many points, and of its logarithm: about ten times what is observed.
-MOMENT_ROUNDING = 1e-13
+MOMENT_ORDERS = (*range(1, 64), *_LARGE)  # whole ones have a closed form
+MOMENT_ROUNDING = 1e-13  # relative, of a sum over many points and of its logarithm: about ten times what is observed
 
 
 def log_moments(event: Sampled, orders: np.ndarray) -> np.ndarray:
@@ -307,16 +255,14 @@ def log_moments(event: Sampled, orders: np.ndarray) -> np.ndarray:
     E2 is the mean of (mu / mu0)^order under mu, with the record whose presence turns mu0 into mu. Whole orders have a
     closed form, others are a quadrature; where that would take millions of points, the result is that of the next
     whole order, which is larger.
-
     Source: Abadi et al. 2016, section 3.2 and appendix; E1 <= E2 by Mironov, Talwar and Zhang 2019, Theorem 5.
 
-    >>> from noisette.accounting.events import PoissonGaussian
-    >>> log_moments(PoissonGaussian(0.01, 4.0), np.array([1, 1.5, 2, 32])).round(8)
+    >>> log_moments(kinds.PoissonGaussian(0.01, 4.0), np.array([1, 1.5, 2, 32])).round(8)
     array([6.45000e-06, 1.21000e-05, 1.93600e-05, 3.47604e-03])
     """
     if is_unbounded(event):
         return np.full(len(orders), math.inf)
-    noise = resolved_noise(event)
+    noise = resolved_noise(event.noise_multiplier)
     if event.sampling_rate == 1:
         return orders * (orders + 1) / (2 * noise**2)
     moments = np.full(len(orders), math.inf)
@@ -349,12 +295,11 @@ def _log_subsets(n: int) -> np.ndarray:
 class MomentsAccountant:
     """The accountant of Abadi et al.: adds up log-moments of the privacy loss, of orders above 0, whole or not.
 
-    The orders of the paper, ``range(1, 33)``, cannot certify an epsilon below ln(1/delta)/32; the default goes on to
-    1024.
+    Orders ``range(1, 33)``, those of the paper, certify no epsilon below ln(1/delta)/32; the default goes on to 1024.
 
     >>> from noisette.accounting.events import PoissonGaussian
-    >>> release = PoissonGaussian(sampling_rate=0.01, noise_multiplier=4.0)
-    >>> round(MomentsAccountant(orders=range(1, 33)).compose({release: 10_000}).epsilon(delta=1e-5), 2)
+    >>> accountant = MomentsAccountant(orders=range(1, 33))
+    >>> round(accountant.compose({PoissonGaussian(0.01, 4.0): 10_000}).epsilon(delta=1e-5), 2)
     1.26
     """
 
@@ -367,10 +312,7 @@ class MomentsAccountant:
         object.__setattr__(self, "orders", valid_orders(self.orders, above=0))
 
     def compose(self, events: Events) -> RdpCurve:
-        """The curve of these events: their log-moments add up. A moment over its order is the divergence of order + 1.
-
-        Source: Abadi et al. 2016, Theorem 2.2.
-        """
+        """The log-moments of all events add up (Theorem 2.2). One over its order is the divergence of order + 1."""
         orders = np.array(self.orders, dtype=float)
         total = np.zeros(len(orders))
         for event, times in composed_events(events).items():

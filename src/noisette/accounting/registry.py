@@ -7,17 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from noisette.accounting.closed_forms import GdpAccountant
-from noisette.accounting.interface import RegisteredAccountant
 from noisette.accounting.pld import PldAccountant
 from noisette.accounting.rdp import MomentsAccountant, RdpAccountant
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What a name stands for, in a few words for help texts and reports.
-
-    ``resolve`` gives the class or function itself. It imports the module, so that a table can be read without torch.
-    """
+    """What a name stands for, in a few words; ``resolve`` imports it, so that a table can be read without torch."""
 
     resolve: Callable[[], Any]
     description: str
@@ -32,5 +28,4 @@ def described(table: Mapping[str, Entry]) -> str:
     return "; ".join(f"{name}: {entry.description}" for name, entry in table.items())
 
 
-_REGISTERED: tuple[RegisteredAccountant, ...] = (PldAccountant(), RdpAccountant(), MomentsAccountant(), GdpAccountant())
-ACCOUNTANTS = {accountant.name: accountant for accountant in _REGISTERED}
+ACCOUNTANTS = {each.name: each for each in (PldAccountant(), RdpAccountant(), MomentsAccountant(), GdpAccountant())}

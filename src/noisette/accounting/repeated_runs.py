@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from noisette import errors as checks
-from noisette.accounting.calibrate import NO_EVENTS, Budget
+from noisette.accounting.calibrate import NO_EVENTS, Budget, check_ranges
 from noisette.accounting.events import Events, PoissonGaussian, RepeatAndSelect
 from noisette.accounting.interface import Accountant
 from noisette.accounting.rdp import RdpAccountant
@@ -36,10 +36,8 @@ class NumberOfRuns:
     With the parameter gamma in (0, 1], P(k) is proportional to (1 - gamma)^k times the product over l < k of (shape +
     l) / (l + 1), for k >= 1. Its mean is shape (1 - gamma) / (gamma (1 - gamma^shape)). The Poisson distribution alone
     has a chance of no run.
-
     Guarantee: the mean of the distribution that is drawn from is at most ``mean``, by less than one part in 1e50, so
     that it costs no more than the event in the ledger.
-
     Source: Papernot and Steinke 2022, Definition 1.
 
     >>> [round(NumberOfRuns(mean=4.0, shape=1.0).probability(k), 4) for k in (0, 1, 2)]
@@ -160,10 +158,7 @@ def least_noise_search(
     """The search of a wanted mean number of runs that keeps the budget with the least noise.
 
     Args:
-        epsilon: the budget, above 0.
-        delta: the probability with which the bound on epsilon may fail, in (0, 1).
-        sampling_rate: probability in (0, 1] that an example is in a batch of a run.
-        steps: steps of each run, at least 1.
+        epsilon, delta, sampling_rate, steps: the budget, and each run, as for ``noise_multiplier_for``.
         mean: expected number of runs, at least 1.
         shape: as in :class:`RepeatAndSelect`; the best of ``SHAPES`` unless given.
         accountant: computes the privacy cost; :class:`RdpAccountant` unless given.
@@ -172,18 +167,14 @@ def least_noise_search(
 
     Guarantee: by this accountant the search costs ``epsilon`` or less; with one part in a thousand less noise and the
     same shape it would cost more.
-
-    Raises:
-        TypeError, ValueError: an argument is outside its range, or no noise keeps the budget.
+    An argument outside its range is a ``ValueError``, as is a budget that no noise keeps.
 
     >>> plan = least_noise_search(epsilon=3.0, delta=1e-5, sampling_rate=0.01, steps=1000, mean=10.0)
     >>> plan.epsilon <= 3.0, plan.event.shape, 1.0 < plan.noise_multiplier < 1.5
     (True, 0.0, True)
     """
     checks.all_of(
-        lambda: checks.positive(epsilon=epsilon),
-        lambda: checks.open_fraction(delta=delta),
-        lambda: checks.count(steps=steps),
+        lambda: check_ranges(epsilon=epsilon, delta=delta, steps=steps),
         lambda: RepeatAndSelect(((PoissonGaussian(sampling_rate, 1.0), 1),), mean, 0.0 if shape is None else shape),
     )
 
@@ -196,17 +187,16 @@ def least_noise_search(
     accountant = accountant or RdpAccountant()
     budget = Budget(epsilon, delta, accountant, NO_EVENTS)
     for chosen in SHAPES if shape is None else (shape,):
+
+        def events(noise: float, shape: float = chosen) -> Events:
+            return {**prior_events, search(noise, shape): 1}
+
         try:
-            noise = budget.least_noise(
-                lambda noise, shape=chosen: {**prior_events, search(noise, shape): 1},
-                sampling_rate=sampling_rate,
-                steps=steps,
-            )
+            noise = budget.least_noise(events, sampling_rate=sampling_rate, steps=steps)
         except ValueError as refusal:
             refusals.append(str(refusal))
             continue
-        event = search(noise, chosen)
-        plans.append(SearchPlan(event, accountant.compose({**prior_events, event: 1}).epsilon(delta=delta), delta))
+        plans.append(SearchPlan(search(noise, chosen), accountant.compose(events(noise)).epsilon(delta=delta), delta))
     if not plans:
         raise ValueError(f"no search of mean={mean} keeps the budget: {refusals[0]}")
     return min(plans, key=lambda plan: plan.noise_multiplier)

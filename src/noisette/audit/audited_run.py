@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -16,22 +17,8 @@ from noisette import errors as checks
 from noisette.accounting import Ledger, PoissonGaussian, RepeatAndSelect
 from noisette.accounting.events import Event, event_of, facts_of
 from noisette.accounting.ledger import LEDGER_FILE
-from noisette.audit.certificate import Audit, certified_epsilon
-from noisette.audit.cost import CostAudit, audit_cost
-from noisette.audit.step_audit import (
-    Axes,
-    BehindPublicNorm,
-    BoundFactory,
-    CanaryModel,
-    LipschitzAxes,
-    NeighbourAudit,
-    Records,
-    Rows,
-    StepAudit,
-    audit_bound,
-    audit_neighbours,
-    released_scores,
-)
+from noisette.audit import step_audit
+from noisette.audit.certificate import Audit, CostAudit, audit_cost, certified_epsilon
 from noisette.clipping.registry import CLIPPING_RULES
 from noisette.clipping.rules import FlatClipping
 from noisette.core.release import GradientBound
@@ -45,6 +32,8 @@ from noisette.training.build import TrainingSetup, principal_components_of, sha2
 from noisette.training.finished_run import RUN_FILE, FinishedRun
 from noisette.training.loop import start_run
 from noisette.training.recipe import Recipe
+
+__all__ = ["RunAudit", "audit_run"]
 
 DELTAS = (1e-2, 1e-5)  # error rates prove most at a large delta
 
@@ -83,12 +72,12 @@ class RunAudit(Audit):
 
 
 def audit_run(
-    bound_of: BoundFactory,
+    bound_of: step_audit.BoundFactory,
     *,
     noise_multiplier: float,
     sampling_rate: float,
     steps: int,
-    canary_model: CanaryModel | None = None,
+    canary_model: step_audit.CanaryModel | None = None,
     deltas: Sequence[float] = DELTAS,
     false_alarm: float = 1e-6,
     on_step: OnStep = lambda done, of: None,
@@ -116,23 +105,21 @@ def audit_run(
         lambda: checks.open_fraction(false_alarm=false_alarm),
         *(lambda delta=delta: checks.open_fraction(delta=delta) for delta in deltas),
     )
-    made = canary_model if canary_model is not None else Rows(20_000)
+    made = canary_model if canary_model is not None else step_audit.Rows(20_000)
     half = made.canaries // 2
     records = torch.cat([made.records[:half], made.records[made.canaries :]])
     total, guaranteed = np.zeros(made.canaries), list[float]()
-    for step, (run, _, scores, shift) in enumerate(
-        released_scores(
-            bound_of(made.model),
-            made,
-            noise_multiplier=noise_multiplier,
-            expected_batch_size=max(1.0, sampling_rate * len(records)),
-            records=records,
-            microbatch_size=4096,
-            sampling_rate=sampling_rate,
-            steps=steps,
-        ),
-        start=1,
-    ):
+    released = step_audit.released_scores(
+        bound_of(made.model),
+        made,
+        noise_multiplier=noise_multiplier,
+        expected_batch_size=max(1.0, sampling_rate * len(records)),
+        records=records,
+        microbatch_size=4096,
+        sampling_rate=sampling_rate,
+        steps=steps,
+    )
+    for step, (run, _, scores, shift) in enumerate(released, start=1):
         total += np.log1p(sampling_rate * np.expm1(scores * shift - shift**2 / 2))
         on_step(step, steps)
         guaranteed = [run.epsilon(delta=delta) for delta in deltas] if step == steps else []
@@ -144,10 +131,7 @@ def audit_run(
     return RunAudit(inside, outside, points, false_alarm)
 
 
-_RANDOM_RECORDS = 256
-
-
-def _random_data(like: DataSet, seed: int, examples: int = _RANDOM_RECORDS) -> DataSet:
+def _random_data(like: DataSet, seed: int, examples: int = 256) -> DataSet:
     """A data set of random records with the shapes, classes and declared size of another."""
     random = np.random.default_rng(seed)
     size = (examples, *like.train.inputs.shape[1:])
@@ -198,25 +182,28 @@ class AuditedRun:
             event, released = event_of(run.event), {event_of(of_event): times for of_event, times in run.released}
         except (ArithmeticError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{folder / RUN_FILE} is altered: it names no event ({error})") from error
-        _check_ledger(folder / LEDGER_FILE, {**released, event: run.steps})
+        recorded, of_searches = Ledger.read(folder / LEDGER_FILE).events, Counter[Event]()
+        for search in recorded:
+            of_searches.update(dict(search.run) if isinstance(search, RepeatAndSelect) else {})
+        for each, times in {**released, event: run.steps}.items():  # also in each run of a search
+            if (found := max(recorded.get(each, 0), of_searches[each])) < times:
+                contained = f"{folder / LEDGER_FILE} contains {found} of them"
+                raise ValueError(f"{RUN_FILE} states {times} releases of {each!r}, but {contained}")
         recipe, known = run.told_recipe, model is not None or run.is_built_in
         recipe = run.recipe_with(model, folder) if known else recipe
         bounds, vectors, words = recipe.data.target, run.word_vectors, run.words
         inputs = np.zeros((0, *run.input_shape), np.int64 if vectors or words else np.float32)
-        shapes = DataSet(
-            run.data,
-            Split(inputs, np.zeros(0, np.float32 if bounds else np.int64)),
-            None,
-            run.classes,
-            run.declared_size,
-            "",
-            np.zeros(vectors, np.float32) if vectors else None,
-            words,
-            Target(*bounds) if bounds else None,
-        )
-        unknown = _UNKNOWN_WEIGHTS if _has_other_weights(recipe, run.public_weights) else ""
-        if not known:
-            unknown = f"its model {recipe.model.backbone or recipe.model.name!r}, which --model gives"
+        train = Split(inputs, np.zeros(0, np.float32 if bounds else np.int64))
+        of_words = np.zeros(vectors, np.float32) if vectors else None
+        target = Target(*bounds) if bounds else None
+        shapes = DataSet(run.data, train, None, run.classes, run.declared_size, "", of_words, words, target)
+        unknown = "" if known else f"its model {recipe.model.backbone or recipe.model.name!r}, which --model gives"
+        if known and run.public_weights:  # of which a run folder has the name and the digest alone
+            found = ""
+            with suppress(OSError, ValueError):
+                found = sha256_of_first_weights(recipe.model)
+            if found != run.public_weights:
+                unknown = "its public weights, and their file is not in the working folder"
         return cls(recipe, event, run.steps, released, run.epsilon, shapes, unknown)
 
     @property
@@ -237,31 +224,33 @@ class AuditedRun:
         if not lipschitz.used:
             return PerExampleClip(model, clipping=CLIPPING_RULES[privacy.clipping].resolve()(privacy.max_grad_norm))
         limit = FlatClipping(lipschitz.logit_clip) if lipschitz.logit_clip else None
-        shape = LipschitzAxes().input_shape
+        shape = step_audit.LipschitzAxes().input_shape
         return LipschitzBound(model, loss=TauCrossEntropy(1.0), input_shape=shape, logit_clipping=limit)
 
     def audit_cost(self) -> CostAudit:
         return audit_cost(self.released, epsilon=self.epsilon, delta=self.delta)
 
-    def audit_step(self, *, steps: int) -> StepAudit:
+    def audit_step(self, *, steps: int) -> step_audit.StepAudit:
         if self.recipe.lipschitz.used:
-            canary_model = LipschitzAxes()
+            canary_model = step_audit.LipschitzAxes()
         else:
-            canary_model = BehindPublicNorm() if self.recipe.model.batch_norm == "public" else Axes()
+            canary_model = (
+                step_audit.BehindPublicNorm() if self.recipe.model.batch_norm == "public" else step_audit.Axes()
+            )
         noise = self.noise_multiplier
-        return audit_bound(self.bound_of, noise_multiplier=noise, canary_model=canary_model, steps=steps)
+        return step_audit.audit_bound(self.bound_of, noise_multiplier=noise, canary_model=canary_model, steps=steps)
 
-    def audit_neighbours(self, *, pairs: int) -> NeighbourAudit:
+    def audit_neighbours(self, *, pairs: int) -> step_audit.NeighbourAudit:
         """On the run's own model, which must not be ``unknown``."""
         setup = _setup(self.recipe, self.shapes, Ledger())
         inputs, targets = (column.clone() for column in setup.examples.tensors)
         random = np.random.default_rng()
 
-        def draw(n: int) -> Records:
+        def draw(n: int) -> step_audit.Records:
             chosen = torch.as_tensor(random.integers(0, len(inputs), n))
             return inputs[chosen], targets[chosen]
 
-        return audit_neighbours(setup.bound, draw, setup.losses, pairs=pairs)
+        return step_audit.audit_neighbours(setup.bound, draw, setup.losses, pairs=pairs)
 
     def audit_whole_run(self, *, on_step: OnStep) -> RunAudit:
         assert isinstance(self.event, PoissonGaussian), "of no other batches"
@@ -270,7 +259,7 @@ class AuditedRun:
             noise_multiplier=self.noise_multiplier,
             sampling_rate=self.event.sampling_rate,
             steps=self.steps,
-            canary_model=LipschitzAxes(4096) if self.recipe.lipschitz.used else None,
+            canary_model=step_audit.LipschitzAxes(4096) if self.recipe.lipschitz.used else None,
             on_step=on_step,
         )
 
@@ -300,25 +289,3 @@ def _other_batches(recipe: Recipe) -> str:
     if recipe.data.users is not None:
         return "a guarantee for users"
     return "" if recipe.training.batches == "poisson" else f"{recipe.training.batches} batches"
-
-
-def _check_ledger(path: Path, stated: Mapping[Event, int]) -> None:
-    """Check that the ledger contains at least these releases, also in each run of a search."""
-    recorded = Ledger.read(path).events
-    of_searches = Counter[Event]()
-    for search in recorded:
-        of_searches.update(dict(search.run) if isinstance(search, RepeatAndSelect) else {})
-    for event, times in stated.items():
-        if (found := max(recorded.get(event, 0), of_searches[event])) < times:
-            raise ValueError(f"{RUN_FILE} states {times} releases of {event!r}, but {path} contains {found} of them")
-
-
-_UNKNOWN_WEIGHTS = "its public weights, and their file is not in the working folder"
-
-
-def _has_other_weights(recipe: Recipe, public_weights: str) -> bool:
-    """Whether the first weights, of which a run folder has the name and the digest alone, are not found."""
-    try:
-        return bool(public_weights) and sha256_of_first_weights(recipe.model) != public_weights
-    except (OSError, ValueError):
-        return True

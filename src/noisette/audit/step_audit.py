@@ -25,12 +25,12 @@ from noisette.nn import PublicBatchNorm, convert_batch_norm
 from noisette.nn.lipschitz import BoundedInput, SpectralLinear
 from noisette.run.private import PrivateRun, privatize
 
+__all__ = ["Axes", "BehindPublicNorm", "Canaries", "CanaryModel", "LipschitzAxes", "NeighbourAudit", "Rows", "Scores"]
+__all__ += ["StepAudit", "assert_consistent", "audit_bound", "audit_neighbours", "audit_step"]
+
 # Norm of a canary's gradient: above every clipping norm, and its square is far below the limit of single precision.
 LENGTH = 1000.0
 _ELSEWHERE = 8  # axes of the ordinary records
-
-
-# Canaries
 
 
 @dataclass
@@ -120,8 +120,6 @@ class Canaries(CanaryModel):
         super().__init__(layer, _records(canaries, ordinary, (self.width,)), canaries, scale=1.0)
 
 
-# The game: the real training loop, and the scores of canaries in what it releases
-
 BoundFactory = Callable[[nn.Module], GradientBound]
 
 
@@ -165,9 +163,8 @@ def released_scores(
     """Train with the real loop, and score the canaries by what each step releases.
 
     ``records`` are those of the model unless given, and ``declared`` other arguments of ``privatize``. A canary reaches
-    the bound of each sum by equal amounts in each of its parameters. Sums of anything but parameters, such as a count,
-    are ignored. It yields the run, the batch, the component of the release along the axis of each canary,
-    (canaries,), and the mean of those in the batch, both in units of the noise.
+    the bound of each sum of parameters equally. It yields the run, the batch, the component of the release along the
+    axis of each canary, (canaries,), and the mean of those in the batch, both in units of the noise.
     """
     records = canary_model.records if records is None else records
     trained = {id(p) for p in bound.parameters.values()}
@@ -192,8 +189,6 @@ def released_scores(
             optimizer.zero_grad()
 
 
-# What scores prove
-
 _LAGS_LEFT_OUT = 20  # the longest, for which a step has few products
 
 
@@ -209,9 +204,8 @@ class StepAudit(Audit):
     """What scores of canaries prove about the mechanism that was audited.
 
     ``guaranteed_mu`` is an upper bound on how many standard deviations of the noise one record moves a release, and
-    ``certified_mu`` a lower bound. ``checks`` compare the mechanism with its documentation in both directions: too much
-    noise is a finding too. ``false_alarm`` is the probability that the documented mechanism is called a violation, and
-    that it fails each check.
+    ``certified_mu`` a lower bound. ``checks`` compare the mechanism with its documentation: too much noise is a finding
+    too. ``false_alarm`` is the probability that the documented mechanism is a violation, and that it fails each check.
 
     Guarantee: the probability of a false alarm is that of the documented Gaussian mechanism with independent noise. A
     proof about arbitrary mechanisms would need each canary in a run of its own. Source: Nasr et al. 2023, "Tight
@@ -223,10 +217,20 @@ class StepAudit(Audit):
         self.scores = scores
         self.false_alarm = false_alarm
         self.guaranteed_mu = 1 / scores.noise_multiplier
-        self.certified_mu = certified_mu(
-            scores.of_those_in, scores.of_those_out, threshold=scores.shift / 2, alpha=false_alarm
+        out, inside, residuals = scores.of_those_out, scores.of_those_in, scores.residuals
+        self.certified_mu = certified_mu(inside, out, threshold=scores.shift / 2, alpha=false_alarm)
+        limit = -float(ndtri(false_alarm / 2))
+        peak_within, lags = peak_within_steps(residuals)
+        peak_across, pairs = peak_across_steps(residuals)
+        self.checks = (
+            Check("spread of those out", spread_z(out), limit),
+            Check("spread of those in", spread_z(inside), limit),
+            Check("mean of those out", float(out.mean() * math.sqrt(out.size)) if out.size else 0.0, limit),
+            Check("shift", shift_z(inside, out, scores.shift), limit),
+            Check("coins", float((scores.inside.mean() - 0.5) * 2 * math.sqrt(scores.inside.size)), limit),
+            Check("correlation within a step", peak_within, _peak_limit(lags, false_alarm)),
+            Check("correlation between steps", peak_across, _peak_limit(pairs, false_alarm)),
         )
-        self.checks = tuple(_checks(scores, false_alarm))
 
     @property
     def _leaks(self) -> bool:
@@ -283,21 +287,16 @@ def audit_bound(
     <Verdict.CONSISTENT: 'consistent'>
     """
     checks.all_of(lambda: checks.positive(noise_multiplier=noise_multiplier), lambda: checks.count(steps=steps))
-    canary_model = canary_model if canary_model is not None else Axes()
-    values, inside, shifts = [], [], []
-    for _, batch, scores, shift in released_scores(
-        bound_of(canary_model.model),
-        canary_model,
-        noise_multiplier=noise_multiplier,
-        sampling_rate=0.5,
-        steps=steps,
-        expected_batch_size=len(canary_model.records) / 2,
-    ):
-        values.append(scores)
-        shifts.append(shift)
-        inside.append(np.isin(np.arange(canary_model.canaries), batch.indices))
-    scores = Scores(np.array(values), np.array(inside), noise_multiplier, shifts[-1])
-    return StepAudit(scores, false_alarm=false_alarm)
+    made = Axes() if canary_model is None else canary_model
+    half, noise = len(made.records) / 2, noise_multiplier
+    found = [
+        (scores, np.isin(np.arange(made.canaries), batch.indices), shift)
+        for _, batch, scores, shift in released_scores(
+            bound_of(made.model), made, noise_multiplier=noise, expected_batch_size=half, sampling_rate=0.5, steps=steps
+        )
+    ]
+    values, inside, shifts = zip(*found, strict=True)
+    return StepAudit(Scores(np.array(values), np.array(inside), noise_multiplier, shifts[-1]), false_alarm=false_alarm)
 
 
 def audit_step(
@@ -349,22 +348,6 @@ def assert_consistent(audit: StepAudit) -> None:
         raise AssertionError(f"{audit.verdict.value}: " + "; ".join(audit.findings))
 
 
-def _checks(scores: Scores, alpha: float) -> list[Check]:
-    out, inside, residuals = scores.of_those_out, scores.of_those_in, scores.residuals
-    limit = -float(ndtri(alpha / 2))
-    peak_within, lags = peak_within_steps(residuals)
-    peak_across, pairs = peak_across_steps(residuals)
-    return [
-        Check("spread of those out", spread_z(out), limit),
-        Check("spread of those in", spread_z(inside), limit),
-        Check("mean of those out", _mean_z(out), limit),
-        Check("shift", shift_z(inside, out, scores.shift), limit),
-        Check("coins", float((scores.inside.mean() - 0.5) * 2 * math.sqrt(scores.inside.size)), limit),
-        Check("correlation within a step", peak_within, _peak_limit(lags, alpha)),
-        Check("correlation between steps", peak_across, _peak_limit(pairs, alpha)),
-    ]
-
-
 def spread_z(values: np.ndarray) -> float:
     """How far the variance is from 1, as a z-score (Wilson and Hilferty 1931); 0 for fewer than two values."""
     n = values.size - 1
@@ -372,10 +355,6 @@ def spread_z(values: np.ndarray) -> float:
         return 0.0
     small = 2 / (9 * n)
     return float((values.var(ddof=1) ** (1 / 3) - 1 + small) / math.sqrt(small))
-
-
-def _mean_z(values: np.ndarray) -> float:
-    return float(values.mean() * math.sqrt(values.size)) if values.size else 0.0
 
 
 def shift_z(inside: np.ndarray, outside: np.ndarray, shift: float) -> float:
@@ -407,11 +386,9 @@ def peak_across_steps(residuals: np.ndarray) -> tuple[float, int]:
 
 
 def _peak(sums: np.ndarray, terms: np.ndarray) -> float:
-    """The largest z for which e^(-z^2 / 2) bounds the tail probability of one of these sums.
-
-    Each has ``terms`` products of independent standard normal variables. Chernoff: where the factors are all different,
-    or each is in two products, the log moment generating function of n products is at most -n/8 ln(1 - 4 t^2).
-    """
+    """The largest z for which e^(-z^2 / 2) bounds the tail of one of these sums of products of two normal numbers."""
+    # Chernoff: where the factors are all different, or each is in two products, the log moment generating function of
+    # n products is at most -n/8 ln(1 - 4 t^2).
     size = np.abs(sums)
     t = (np.sqrt(terms**2 + 16.0 * size**2) - terms) / (8 * np.maximum(size, 1e-300))
     exponent = t * size + terms / 8 * np.log1p(-4 * np.minimum(t, 0.5 * (1 - 1e-15)) ** 2)
@@ -421,8 +398,6 @@ def _peak(sums: np.ndarray, terms: np.ndarray) -> float:
 def _peak_limit(sums: int, alpha: float) -> float:
     return math.sqrt(2 * math.log(2 * sums / alpha))
 
-
-# Batches that differ by one record
 
 Records = tuple[Tensor, ...]  # columns, each with the records along its first axis
 Draw = Callable[[int], Records]

@@ -103,8 +103,7 @@ def python_values(model: nn.Module, reached: Iterable[Any]) -> Hashable:
     """
     found: list[Hashable] = []
     seen = set[int]()
-    _add_modules(model, found, seen)
-    for value in reached:
+    for value in (model, *reached):
         _add(value, (), _DEEPEST, found, seen)
     return tuple(found)
 

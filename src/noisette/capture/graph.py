@@ -48,7 +48,6 @@ class Graph:
     operations: int
 
     def __call__(self, inputs: Sequence[Tensor], buffers: Mapping[str, Tensor] = MappingProxyType({})) -> list[Tensor]:
-        """The function's outputs, with these buffers."""
         pairs = zip(self.places, self.constants, strict=True)
         constants = [tensor if place is None else buffers[place] for place, tensor in pairs]
         device = inputs[-1].device.type
@@ -58,11 +57,7 @@ class Graph:
             return self.module(*constants, *inputs)
 
     def compiled(self, inputs: Sequence[Tensor], buffers: Mapping[str, Tensor] = MappingProxyType({})) -> Graph:
-        """The same, compiled by inductor in a call with these tensors; torch keeps the result on disk for later runs.
-
-        Raises:
-            CaptureError: there is no compiler, or it fails.
-        """
+        """The same, compiled by inductor in a call with these tensors; torch keeps the result on disk."""
         if (problem := why_not_compiled()) is not None:
             raise CaptureError(problem)
         _LOG.info("compiling a step of %d operations", self.operations)
@@ -91,12 +86,11 @@ def trace(function: Function, inputs: Sequence[Tensor], buffers: Mapping[str, Te
     """The graph of a function that gives a list of tensors, recorded in one call with these inputs.
 
     Whatever the function decides by Python code is decided as in this call. ``buffers`` are those that it uses.
-
-    Raises:
-        CaptureError: an operation cannot be recorded, or code asks for the value of a tensor.
     """
+    # One mode for the shapes that torch notes: one for each operation would take most of the time of a trace.
+    shapes = TracingContext(FakeTensorMode(allow_fallback_kernels=True))
     try:
-        with warnings.catch_warnings(), _NoValues(), _no_kept_casts(), _shapes_at_hand():
+        with warnings.catch_warnings(), _NoValues(), _no_kept_casts(), tracing(shapes):
             warnings.simplefilter("ignore")  # of torch's own code; the function has been called before
             module = make_fx(function, _error_on_data_dependent_ops=True)(*inputs)
     except (torch.OutOfMemoryError, CaptureError):
@@ -116,10 +110,7 @@ def trace(function: Function, inputs: Sequence[Tensor], buffers: Mapping[str, Te
     return Graph(module, constants, tuple([places.get(id(tensor)) for tensor in constants]), operations)
 
 
-_GIVE_VALUES = {
-    *(Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__),
-    *(Tensor.storage, Tensor.__reduce_ex__),
-}
+_GIVE_VALUES = {Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__, Tensor.storage, Tensor.__reduce_ex__}
 
 
 class _NoValues(TorchFunctionMode):
@@ -131,16 +122,6 @@ class _NoValues(TorchFunctionMode):
         if func in _GIVE_VALUES:
             raise CaptureError(f"code reads the values of a tensor by {func.__name__}")
         return func(*args, **(kwargs or {}))
-
-
-@contextmanager
-def _shapes_at_hand() -> Iterator[None]:
-    """Within it the shapes that torch notes for each operation have one mode of fake tensors.
-
-    Otherwise torch makes a mode for each, and with it a list of all calls at the time, in most of the time of a trace.
-    """
-    with tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):
-        yield
 
 
 @contextmanager
@@ -178,16 +159,16 @@ def _lift_constants(module: GraphModule) -> tuple[Tensor, ...]:
     """Make each tensor that the graph holds an input, in front of its other inputs."""
     graph = module.graph
     first = next(iter(graph.nodes))
-    lifted: dict[int, tuple[Tensor, Node]] = {}
+    lifted: dict[Tensor, Node] = {}  # tensors are hashed by identity
     for node in [node for node in graph.nodes if node.op == "get_attr"]:
         tensor = getattr(module, str(node.target))
         if not isinstance(tensor, Tensor):
             raise CaptureError(f"the graph holds a {type(tensor).__name__}")
-        if id(tensor) not in lifted:
+        if tensor not in lifted:
             with graph.inserting_before(first):
-                lifted[id(tensor)] = tensor, graph.placeholder(f"constant_{len(lifted)}")
-        node.replace_all_uses_with(lifted[id(tensor)][1])
+                lifted[tensor] = graph.placeholder(f"constant_{len(lifted)}")
+        node.replace_all_uses_with(lifted[tensor])
         graph.erase_node(node)
     for name in {*module._parameters, *module._buffers}:
         delattr(module, name)
-    return tuple(tensor for tensor, _ in lifted.values())
+    return tuple(lifted)

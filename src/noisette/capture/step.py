@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,8 @@ from noisette.core.trees import children, leaves
 # The clipped sum of (loss, microbatch, clipping, public), with copies of the model's buffers; where ``traced`` is true,
 # only by operations that can be recorded, or with an error.
 Step = Callable[..., ClippedSum]
+Public: TypeAlias = tuple[Tensor, ...]
+Buffers: TypeAlias = Mapping[str, Tensor]
 _MOST_KINDS = 16  # kinds of microbatches that are captured
 _SIZES = 8  # numbers of rows of graphs between a power of two and the next one
 
@@ -31,8 +34,8 @@ class _Kind:
     """What is known of microbatches that differ in the number of their examples alone."""
 
     captured: Captured
-    names: dict[int, tuple[str, ...]] = field(default_factory=dict)  # of the sums that the graph of so many rows gives
-    outside: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)  # tensors that it uses besides its arguments
+    # By the rows of a graph: the names of the sums that it gives, and the tensors that it uses besides its arguments.
+    graphs: dict[int, tuple[tuple[str, ...], tuple[Tensor, ...]]] = field(default_factory=dict)
 
 
 class CapturedSteps:
@@ -44,10 +47,7 @@ class CapturedSteps:
     """
 
     def __init__(self, model: nn.Module, step: Step, outside: OutsideTensors, schedule: Schedule) -> None:
-        self._model = model
-        self._step = step
-        self._outside = outside
-        self._schedule = schedule
+        self._model, self._step, self._outside, self._schedule = model, step, outside, schedule
         self._kinds: dict[Hashable, _Kind] = {}
 
     @property
@@ -59,13 +59,7 @@ class CapturedSteps:
         return max([kind.captured.operations for kind in self._kinds.values()], default=0)
 
     def clipped_sum(
-        self,
-        loss: Loss,
-        microbatch: Microbatch,
-        groups: Sequence[Group],
-        public: tuple[Tensor, ...],
-        buffers: Mapping[str, Tensor],
-        left: float,
+        self, loss: Loss, microbatch: Microbatch, groups: Sequence[Group], public: Public, buffers: Buffers, left: float
     ) -> ClippedSum:
         """The clipped sum of a microbatch, by the quickest way that is ready."""
         function = _TracedStep(self._step, loss, microbatch, groups, public)
@@ -74,11 +68,9 @@ class CapturedSteps:
             return function.eager()
         rows, start = padded_size(microbatch.count), time.perf_counter()
         by = kind.captured.rows_for(rows, left)
-        if by is not None:
-            found = self._by_graph(kind, by, function, buffers, left)
-            if found is not None:
-                kind.captured.add_time(rows, time.perf_counter() - start, by)
-                return found
+        if by is not None and (found := self._by_graph(kind, by, function, buffers, left)) is not None:
+            kind.captured.add_time(rows, time.perf_counter() - start, by)
+            return found
         start, versions = time.perf_counter(), versions_of(microbatch.tensors)
         found = function.eager()
         if versions != versions_of(microbatch.tensors):
@@ -88,30 +80,28 @@ class CapturedSteps:
         return found
 
     def _by_graph(
-        self, kind: _Kind, size: int, function: _TracedStep, buffers: Mapping[str, Tensor], left: float
+        self, kind: _Kind, size: int, function: _TracedStep, buffers: Buffers, left: float
     ) -> ClippedSum | None:
         """The clipped sum by a graph of so many rows; ``None`` if a gradient is not finite, or the graph is no good."""
         rows, b = padded(function.microbatch.tensors, size), function.microbatch.count
         device = rows[0].device
         self._outside.begin(function.public)
-        for tensor in kind.outside.get(size, ()):
+        for tensor in kind.graphs.get(size, ((), ()))[1]:
             self._outside.check(tensor)
         self._outside.end()
         bounds = bounds_of(tuple([group.bound for group in function.groups]), device)
         inputs = [bounds, is_real(b, size, device), *rows]
         outputs = kind.captured(size, function, inputs, buffers, left)
-        if function.names is not None and size not in kind.names:  # the graph is a new one
-            kind.names[size], kind.outside[size] = function.names, tuple(self._outside.used())
+        if function.names is not None and size not in kind.graphs:  # the graph is a new one
+            kind.graphs[size] = function.names, tuple(self._outside.used())
         if outputs is None or (may_wait(device) and not bool(outputs[-1])):
             return None
         *sums, norms, _ = outputs
-        return ClippedSum(dict(zip(kind.names[size], _apart(sums), strict=True)), norms[:, :b])
+        return ClippedSum(dict(zip(kind.graphs[size][0], _apart(sums), strict=True)), norms[:, :b])
 
     def _kind_of(self, function: _TracedStep) -> _Kind | None:
-        """What is known of microbatches like this one; ``None`` if they are not captured.
-
-        Under deterministic algorithms nothing is chosen by time, so that two runs have the same rounding errors.
-        """
+        """What is known of microbatches like this one; ``None`` if they are not captured."""
+        # Nothing is chosen by time then, so that two runs have the same rounding errors.
         if not self._schedule.at_once and torch.are_deterministic_algorithms_enabled():
             return None
         microbatch, groups, tensors = function.microbatch, function.groups, function.microbatch.tensors
@@ -151,11 +141,10 @@ class _TracedStep:
     loss: Loss
     microbatch: Microbatch
     groups: Sequence[Group]
-    public: tuple[Tensor, ...]
+    public: Public
     names: tuple[str, ...] | None = None
 
     def eager(self) -> ClippedSum:
-        """The step itself."""
         return self.step(self.loss, self.microbatch, clipping_of(self.groups), self.public, traced=False)
 
     def __call__(self, bounds: Tensor, real: Tensor, *rows: Tensor) -> list[Tensor]:
@@ -174,10 +163,7 @@ class _TracedStep:
 
 
 def padded_size(count: int) -> int:
-    """The least number of at least so many rows among those that graphs are made for.
-
-    Between a power of two and the next one there are eight, so that at most an eighth of the rows is added.
-    """
+    """The least number of rows that a graph is made for: at most an eighth is added, see ``_SIZES``."""
     step = max(1, (1 << max(0, (count - 1).bit_length() - 1)) // _SIZES)
     return -(-count // step) * step
 
@@ -198,11 +184,8 @@ def is_real(count: int, size: int, device: torch.device) -> Tensor:
 def _structure(value: object) -> Hashable:
     """The containers and the names in them, without the values: equal for values that code reads in the same way."""
     found, containers = tree_flatten(value)
-    inside_of = [children(leaf) for leaf in found]
-    inside = [
-        None if of_leaf is None else (type(leaf), tuple(of_leaf), _structure(list(of_leaf.values())))
-        for leaf, of_leaf in zip(found, inside_of, strict=True)
-    ]
+    opened = [(type(leaf), children(leaf)) for leaf in found]
+    inside = [None if parts is None else (kind, tuple(parts), _structure([*parts.values()])) for kind, parts in opened]
     return str(containers), tuple(inside)
 
 

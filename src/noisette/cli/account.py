@@ -14,19 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 from noisette import errors as checks
-from noisette.accounting import (
-    BandedGaussian,
-    Event,
-    GroupPrivacy,
-    Neighbouring,
-    PldAccountant,
-    PoissonGaussian,
-    RepeatAndSelect,
-    UserLevel,
-    noise_multiplier_for,
-    steps_for,
-)
-from noisette.accounting.calibrate import check_ranges, schedule
+from noisette.accounting import BandedGaussian, Event, GroupPrivacy, Neighbouring, PldAccountant, PoissonGaussian
+from noisette.accounting.calibrate import check_ranges, noise_multiplier_for, schedule, steps_for
+from noisette.accounting.events import RepeatAndSelect, UserLevel
 from noisette.accounting.registry import ACCOUNTANTS
 from noisette.cli import options
 from noisette.cli.options import plain_errors
@@ -89,11 +79,10 @@ def in_words(event: Event) -> str:
         case _:
             given = event.parameters()
             words = [text.format(form(given[name])) for name, (text, form) in _WORDS.items() if name in given]
+            if event.neighbouring != Neighbouring.ADD_OR_REMOVE_ONE:
+                words.append(event.relation)
             named = given.get("tool") or ", ".join(name for name, _ in given.get("parts", ()))
-            usual = event.neighbouring == Neighbouring.ADD_OR_REMOVE_ONE
-            return ", ".join([event.mechanism, *words, *([] if usual else [event.relation])]) + (
-                f" ({named})" if named else ""
-            )
+            return ", ".join([event.mechanism, *words]) + (f" ({named})" if named else "")
 
 
 _SOLVERS: dict[str, Callable[..., float]] = {"noise_multiplier": noise_multiplier_for, "steps": steps_for}
@@ -143,8 +132,7 @@ def account(
     missing = [name for name, value in given.items() if value is None]
     checks.all_of(
         partial(_check_one_missing, missing, list(given)),
-        partial(_check_one_given, rates),
-        partial(_check_one_given, lengths),
+        *(partial(checks.exactly_one, **pair) for pair in (rates, lengths) if None not in pair.values()),
         partial(check_ranges, **rates, **lengths, **budget, noise_multiplier=noise_multiplier, size=size),
         partial(check_ranges, group_size=group_size, bands=bands),
         partial(_check_batches, batch, size, group_size, bands),
@@ -177,7 +165,29 @@ def account(
         delta = curve.delta(epsilon=epsilon)
     else:
         epsilon = curve.epsilon(delta=delta)
-    _show(found, event, run["steps"], accountant, epsilon, delta, as_json)
+    if as_json:
+        of_event = (event.event if isinstance(event, GroupPrivacy) else event).parameters()
+        facts = {"found": found, "epsilon": json_number(epsilon), "delta": delta, **of_event, "steps": run["steps"]}
+        facts |= {"accountant": accountant, "neighbouring": event.relation, "sampling": event.sampling}
+        typer.echo(json.dumps(facts))
+        return
+    rows = {
+        found: "",  # in the first line
+        "epsilon": rounded_up(epsilon),
+        "delta": rounded_up(delta),
+        "noise_multiplier": rounded_up(event.noise_multiplier),
+        "steps": f"{run['steps']:,}",
+        "sampling_rate": f"{event.sampling_rate:.6g}",
+        "sampling": event.sampling,
+        "neighbouring": event.relation,
+        "accountant": f"{accountant} ({ACCOUNTANTS[accountant].description})",
+    }
+    if isinstance(event, BandedGaussian):
+        rows["bands"] = f"{event.bands:,}: a round that was begun counts as a whole"
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for name, text in rows.items():
+        table.add_row(name.replace("_", " "), text, style="bold" if name == found else None)
+    Console(highlight=False, soft_wrap=True).print(table)
 
 
 def _check_one_missing(missing: list[str], names: list[str]) -> None:
@@ -185,11 +195,6 @@ def _check_one_missing(missing: list[str], names: list[str]) -> None:
         raise ValueError(f"all of {', '.join(names)} are given; leave out the one to solve for")
     if len(missing) > 1:
         raise ValueError(f"{', '.join(missing)} are missing; give all of them but the one to solve for")
-
-
-def _check_one_given(alternatives: dict[str, float | None]) -> None:
-    if sum(value is not None for value in alternatives.values()) > 1:
-        checks.exactly_one(**alternatives)
 
 
 def _check_batches(batch: float | None, size: int | None, group_size: int, bands: int | None) -> None:
@@ -206,37 +211,3 @@ def _check_solved(missing: list[str], plain: bool) -> None:
         raise ValueError("the sampling rate is not solved for; give it, or try several with noisette plan")
     if not plain and set(missing) & _SOLVERS.keys():
         raise ValueError("noise and steps are found for Poisson batches of records; give epsilon or delta alone")
-
-
-def _show(
-    found: str,
-    event: PoissonGaussian | BandedGaussian | GroupPrivacy,
-    steps: int,
-    accountant: str,
-    epsilon: float,
-    delta: float,
-    as_json: bool,
-) -> None:
-    given = (event.event if isinstance(event, GroupPrivacy) else event).parameters()
-    if as_json:
-        facts = {"found": found, "epsilon": json_number(epsilon), "delta": delta, **given, "steps": steps}
-        facts |= {"accountant": accountant, "neighbouring": event.relation, "sampling": event.sampling}
-        typer.echo(json.dumps(facts))
-        return
-    rows = {
-        found: "",  # in the first line
-        "epsilon": rounded_up(epsilon),
-        "delta": rounded_up(delta),
-        "noise_multiplier": rounded_up(event.noise_multiplier),
-        "steps": f"{steps:,}",
-        "sampling_rate": f"{event.sampling_rate:.6g}",
-        "sampling": event.sampling,
-        "neighbouring": event.relation,
-        "accountant": f"{accountant} ({ACCOUNTANTS[accountant].description})",
-    }
-    if isinstance(event, BandedGaussian):
-        rows["bands"] = f"{event.bands:,}: a round that was begun counts as a whole"
-    table = Table(show_header=False, box=None, pad_edge=False)
-    for name, text in rows.items():
-        table.add_row(name.replace("_", " "), text, style="bold" if name == found else None)
-    Console(highlight=False, soft_wrap=True).print(table)

@@ -28,12 +28,8 @@ def audit(
     ],
     *,
     steps: Annotated[int, option("N", "Steps of the step audit; each gives 512 scores.")] = 48,
-    pairs: Annotated[
-        int, option("N", "Pairs of batches that differ by a record, on the run's model; 0 for none.")
-    ] = 30,
-    whole_run: Annotated[
-        bool, flag("--whole-run", "Also audit a whole run, with its sampling. Takes minutes.")
-    ] = False,
+    pairs: Annotated[int, option("N", "Pairs of batches that differ by a record, on the run's model; 0: none.")] = 30,
+    whole_run: Annotated[bool, flag("--whole-run", "Audit a whole run too, with its sampling. Takes minutes.")] = False,
     model: RunModel = None,
     out: Annotated[Path | None, option("DIR", "Folder for the results.", "audits/NAME of the run")] = None,
     data_dir: DataDir = None,
@@ -46,9 +42,7 @@ def audit(
     Exit code 0 if nothing was found, 1 if a guarantee is refuted or the mechanism is not the documented one, 2 for
     invalid input.
     """
-    checks.all_of(
-        lambda: checks.count(steps=steps), lambda: pairs == 0 or checks.count(pairs=pairs), lambda: _check_place(place)
-    )
+    checks.all_of(lambda: checks.count(steps=steps), lambda: checks.whole(pairs=pairs), lambda: _check_place(place))
     keep_freed_memory()
     try:
         run = _audited(place, data_dir, model)
@@ -113,9 +107,8 @@ def _print(made: dict[str, Any], lines: list[str], folder: Path) -> None:
     from noisette.training.report.facts import power_of_ten, upward
 
     console = Console(soft_wrap=True, highlight=False)
-    table = Table(
-        "", "certified, at least", "guaranteed, at most", "verdict", box=None, pad_edge=False, header_style="bold"
-    )
+    headings = ("", "certified, at least", "guaranteed, at most", "verdict")
+    table = Table(*headings, box=None, pad_edge=False, header_style="bold")
     cost, step, near, run = made["cost"], *(made.get(name) for name in ("step", "neighbours", "whole_run"))
     stated = f"delta {power_of_ten(cost.delta)}"
     table.add_row(f"cost at epsilon {cost.epsilon:.4g}", f"delta {cost.least:.2g}", stated, cost.verdict.value)

@@ -12,9 +12,11 @@ from typing import Annotated, Any
 import typer
 
 from noisette.cli.options import DataDir, flag, option, plain_errors, whole_numbers
+from noisette.data import load, names
+from noisette.data.columns import Columns
 from noisette.errors import PrivacyError
+from noisette.training.recipe import read_schema
 
-_CLASSES = 10  # if no data set gives their number
 # What a model may raise that is called with other inputs than it takes.
 _WRONG_CALL = (RuntimeError, TypeError, LookupError, AttributeError)
 
@@ -48,11 +50,12 @@ def doctor(
         raise ValueError("--data, --columns and --input-shape each give the shape of an example; give one of them")
     if examples < 1:
         raise ValueError(f"expected --examples of at least 1, got {examples}")
-    shape, classes = None, _CLASSES
+    shape, classes = None, 10  # if no data set gives their number
     if data is not None:
         shape, classes = _of_data(data, data_dir)
     elif columns is not None:
-        shape, classes = _of_columns(columns)
+        shape, known = (Columns.read(columns).width,), read_schema(columns).get("classes", 1)  # a number is one output
+        classes = known if isinstance(known, int) else len(known)
     elif input_shape is not None:
         shape = whole_numbers("input-shape", input_shape.replace("x", ","), "3,32,32")
 
@@ -62,7 +65,7 @@ def doctor(
 
     from noisette.run.explain import explain
 
-    model, loss, batch = _taken_apart(target, made, shape, examples)
+    model, loss, batch = _parts_of(target, made, shape, examples)
     try:
         with torch.autocast("cpu", torch.bfloat16) if bf16 else nullcontext():
             explanation = explain(model, loss, *batch)
@@ -79,19 +82,8 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _of_columns(path: Path) -> tuple[tuple[int, ...], int]:
-    """The same as :func:`_of_data`, of a schema."""
-    from noisette.data.columns import Columns
-    from noisette.training.recipe import read_schema
-
-    classes = read_schema(path).get("classes", 1)  # a number to predict is one output
-    return (Columns.read(path).width,), classes if isinstance(classes, int) else len(classes)
-
-
 def _of_data(name: str, data_dir: Path | None) -> tuple[tuple[int, ...], int]:
     """The shape of an example as a model receives it, and the number of classes."""
-    from noisette.data import load, names
-
     if name not in names():
         raise ValueError(f"expected --data as one of {', '.join(names())}, got {name!r}; or give --input-shape")
     found = load(name, data_dir=data_dir)
@@ -110,36 +102,27 @@ def _made_by(target: str, shape: tuple[int, ...] | None, classes: int) -> Any:
     if not callable(factory):
         raise ValueError(f"{target} is of type {type(factory).__name__}; expected a function that returns a model")
     given = inspect.signature(factory).parameters.values()
-    required = [p for p in given if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
-    if not required:
+    needed = [p for p in given if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    if not needed:
         return factory()
-    if len(required) != 2:
-        raise ValueError(
-            f"{target} has {len(required)} required arguments; expected none, or (shape, number of classes)"
-        )
+    if len(needed) != 2:
+        raise ValueError(f"{target} has {len(needed)} required arguments; expected none, or (shape, number of classes)")
     if shape is None:
         raise ValueError(f"{target} takes the shape of an example: give it with --input-shape")
     return factory(shape, classes)
 
 
-def _taken_apart(
-    name: str, made: Any, shape: tuple[int, ...] | None, examples: int
-) -> tuple[Any, Any, tuple[Any, ...]]:
-    """The model, its loss of one example and the arguments of the loss, from what the function ``name`` made.
-
-    Without a loss all outputs are added up; without inputs, so many random examples of this shape are taken.
-    """
+def _parts_of(name: str, made: Any, shape: tuple[int, ...] | None, examples: int) -> tuple[Any, Any, tuple[Any, ...]]:
+    """The model, its loss of one example (or the sum of outputs) and the arguments of the loss (or random ones)."""
     import torch
     from torch import Tensor, nn
 
     from noisette.lipschitz.bound import LipschitzBound
     from noisette.run.explain import sum_of_outputs
 
-    model, inputs, loss = made, None, sum_of_outputs
-    if isinstance(made, tuple) and len(made) == 3:
-        model, loss, inputs = made
-    elif isinstance(made, tuple) and len(made) == 2:
-        model, inputs = made
+    model, loss, inputs = made, sum_of_outputs, None
+    if isinstance(made, tuple) and len(made) in (2, 3):
+        model, loss, inputs = made if len(made) == 3 else (made[0], sum_of_outputs, made[1])
     if not isinstance(model, nn.Module | LipschitzBound):
         raise ValueError(
             f"{name} returned a {type(model).__name__}; expected a torch.nn.Module or a LipschitzBound, (one of them, "

@@ -16,19 +16,9 @@ from rich.console import Console
 from rich.table import Table
 
 from noisette import errors as checks
-from noisette.accounting import (
-    Accountant,
-    DiscreteGaussian,
-    DpAmount,
-    Event,
-    Gaussian,
-    Laplace,
-    Ledger,
-    Neighbouring,
-    ZcdpAmount,
-)
+from noisette.accounting import Accountant, DiscreteGaussian, DpAmount, Event, Gaussian, Laplace, Ledger, Neighbouring
 from noisette.accounting.budget import NOISE_TAIL
-from noisette.accounting.events import facts_of
+from noisette.accounting.events import ZcdpAmount, facts_of
 from noisette.accounting.filters import RenyiOdometer, check_one_relation, curve_for
 from noisette.accounting.ledger import LEDGER_FILE
 from noisette.accounting.registry import ACCOUNTANTS
@@ -52,10 +42,8 @@ def ledger_at(place: Path) -> Path:
     unfinished = unfinished_runs(place.parent if place.name == LEDGER_FILE else place)
     ledgers = [folder / LEDGER_FILE for folder in unfinished if (folder / LEDGER_FILE).is_file()]
     if not named.exists() and len(ledgers) > 1:
-        folders = ", ".join(shlex.quote(str(ledger.parent)) for ledger in ledgers)
-        raise ValueError(
-            f"there is no ledger at {named}, but several runs for it have not ended; name one of {folders}"
-        )
+        places = ", ".join(shlex.quote(str(ledger.parent)) for ledger in ledgers)
+        raise ValueError(f"there is no ledger at {named}, but several runs for it have not ended; name one of {places}")
     used = named if named.exists() or not ledgers else ledgers[0]
     if ledgers:
         typer.echo("\n".join([f"The ledger is {used}", *map(in_words, unfinished)]), err=True)
@@ -135,12 +123,13 @@ def charge(
 
     Example: noisette ledger charge run --zcdp 0.1 --tool "census tables"
     """
-    noises = {"laplace": laplace, "discrete_gaussian": discrete_gaussian, "gaussian": gaussian}
-    checks.all_of(
-        partial(checks.exactly_one, zcdp=zcdp, epsilon=epsilon, **noises),
-        partial(checks.count, times=times),
-        lambda: _check_amount(epsilon, delta, zcdp, tool),
-    )
+    noises = {Laplace: laplace, DiscreteGaussian: discrete_gaussian, Gaussian: gaussian}
+    stated = {"zcdp": zcdp, "epsilon": epsilon, "laplace": laplace, "discrete_gaussian": discrete_gaussian}
+    checks.all_of(partial(checks.exactly_one, **stated, gaussian=gaussian), partial(checks.count, times=times))
+    if delta and epsilon is None:
+        raise ValueError(f"delta={delta} belongs to an epsilon; give both, or leave delta out")
+    if tool and epsilon is None and zcdp is None:
+        raise ValueError(f"tool={tool!r} belongs to an amount that a tool states: give zcdp or epsilon")
     neighbouring = per or Neighbouring.ADD_OR_REMOVE_ONE
     event: Event
     if zcdp is not None:
@@ -148,38 +137,18 @@ def charge(
     elif epsilon is not None:
         event = DpAmount(epsilon, delta, tool, neighbouring=neighbouring)
     else:
-        [(name, noise)] = [(name, noise) for name, noise in noises.items() if noise is not None]
-        event = _NOISE[name](noise, neighbouring=neighbouring)
+        [(make, noise)] = [(make, noise) for make, noise in noises.items() if noise is not None]
+        event = make(noise, neighbouring=neighbouring)
     path = ledger_at(place)
-    with Ledger(path, dataset=_dataset(path, dataset)) as ledger:
+    begun = Ledger.read(path) if path.is_file() else Ledger()
+    name = begun.dataset if begun.entries else dataset
+    if name is None:
+        raise ValueError(f"there is no ledger at {path}; to begin one, name its data set with --dataset")
+    if dataset not in (None, name):
+        raise ValueError(f"{path} is the ledger of data set {name!r}, not of {dataset!r}; leave out --dataset")
+    with Ledger(path, dataset=name) as ledger:
         ledger.charge(event, times, other_neighbours=per is not None)
         typer.echo(f"{path}: recorded {times:,} × {in_words(event)} on data set {ledger.dataset!r}")
-
-
-_NOISE = {"laplace": Laplace, "discrete_gaussian": DiscreteGaussian, "gaussian": Gaussian}
-
-
-def _check_amount(epsilon: float | None, delta: float, zcdp: float | None, tool: str) -> None:
-    if delta and epsilon is None:
-        raise ValueError(f"delta={delta} belongs to an epsilon; give both, or leave delta out")
-    if tool and epsilon is None and zcdp is None:
-        raise ValueError(f"tool={tool!r} belongs to an amount that a tool states: give zcdp or epsilon")
-
-
-def _dataset(path: Path, given: str | None) -> str:
-    """The name of the data set: that of the ledger, or the given one where it begins a ledger.
-
-    Raises:
-        ValueError: a new ledger has no name, or a ledger has another one.
-    """
-    known = Ledger.read(path) if path.is_file() else None
-    if known is None or not known.entries:
-        if given is None:
-            raise ValueError(f"there is no ledger at {path}; to begin one, name its data set with --dataset")
-        return given
-    if given not in (None, known.dataset):
-        raise ValueError(f"{path} is the ledger of data set {known.dataset!r}, not of {given!r}; leave out --dataset")
-    return known.dataset
 
 
 def _read(place: Path) -> tuple[Path, Ledger]:
@@ -235,11 +204,12 @@ def price(
     delta: Annotated[float | None, options.option("F", "The delta of epsilon.", "that of the run")] = None,
     accountant: options.OneOrAllAccountants = None,
     group_size: Annotated[
-        int, typer.Option(max=100_000, help="Records, or users, that are added or removed together: at least 1.")
+        int, typer.Option(min=1, max=100_000, help="Records, or users, that are added or removed together.")
     ] = 1,
     records_per_user: Annotated[
         int | None,
         typer.Option(
+            min=1,
             max=100_000,
             help="The most records of a user: the cost is for users, also of releases that are stated for records.",
         ),
@@ -253,22 +223,18 @@ def price(
 
     Example: noisette ledger price run
     """
-    checks.all_of(
-        lambda: delta is None or checks.open_fraction(delta=delta),
-        lambda: checks.count(group_size=group_size),
-        lambda: records_per_user is None or checks.count(records_per_user=records_per_user),
-        lambda: _check_one_way(group_size, records_per_user),
-    )
+    if delta is not None:
+        checks.open_fraction(delta=delta)
+    if group_size > 1 and records_per_user is not None:
+        raise ValueError("give group_size or records_per_user, not both")
     path, read = _read(place)
     delta = _delta_of_run(path) if delta is None else delta
-    events, left = read.events, delta - NOISE_TAIL
-    declarations = len(read.declarations)
+    events, left, declarations = read.events, delta - NOISE_TAIL, len(read.declarations)
+    neighbouring = Neighbouring.ADD_OR_REMOVE_USER
     if records_per_user is None:
         check_one_relation(events)
         first = next((event.neighbouring for event in events), Neighbouring.ADD_OR_REMOVE_ONE)
         neighbouring = first.for_several(group_size)
-    else:
-        neighbouring = Neighbouring.ADD_OR_REMOVE_USER
 
     def cost(accountant: Accountant) -> float | str:
         """Epsilon, or why this accountant has none."""
@@ -314,16 +280,10 @@ def price(
     for name, value, description in rows:  # the reason is printed where one accountant is chosen
         table.add_row(name, rounded_up(value) if isinstance(value, float) else "not supported", description)
     if left <= 0:
-        tail = f"the end of the noise's tail may take {NOISE_TAIL:g} of delta, so give a larger one"
-        below.append(("", tail))
+        below.append(("", f"the end of the noise's tail may take {NOISE_TAIL:g} of delta, so give a larger one"))
     elif math.inf in epsilons.values():
         below.append(("", "inf: there is no guarantee at this delta, because noise is too small or amounts too large"))
     _print(table, [*below, ("neighbouring", relation), ("data set", read.dataset)])
-
-
-def _check_one_way(group_size: int, records_per_user: int | None) -> None:
-    if group_size > 1 and records_per_user is not None:
-        raise ValueError("give group_size or records_per_user, not both")
 
 
 def _delta_of_run(ledger: Path) -> float:
@@ -342,5 +302,5 @@ def repair(place: Place) -> None:
     Example: noisette ledger repair run
     """
     path = ledger_at(place)
-    repaired = Ledger.repair(path)
-    typer.echo(f"{path}: the last line was cut off and is repaired" if repaired else f"{path}: nothing to repair")
+    done = "the last line was cut off and is repaired" if Ledger.repair(path) else "nothing to repair"
+    typer.echo(f"{path}: {done}")

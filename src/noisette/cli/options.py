@@ -14,7 +14,6 @@ import typer
 from noisette.accounting.registry import ACCOUNTANTS
 from noisette.errors import PrivacyError
 
-EXIT_CODE = 2
 INTERRUPTED = 130  # the exit code that shells expect after Ctrl-C
 TERMINATED = 143  # and after SIGTERM
 
@@ -39,7 +38,7 @@ def plain_errors() -> Iterator[None]:
 
 def _refuse(message: str) -> NoReturn:
     typer.echo(f"Error: {message}", err=True)
-    raise typer.Exit(EXIT_CODE) from None
+    raise typer.Exit(2) from None
 
 
 def option(metavar: str, text: str, default: str | None = None, *names: str, panel: str | None = None) -> Any:
@@ -57,11 +56,14 @@ def out_option(default: str) -> Any:
     return option("DIR", "The run folder. An older run there is kept as DIR.replaced-1.", default)
 
 
-def registered(name: str) -> str:
-    """The name of an accountant that is in the registry."""
+def _registered(name: str) -> str:
     if name not in ACCOUNTANTS:
         raise typer.BadParameter(f"{name!r} is not one of {', '.join(ACCOUNTANTS)}.")
     return name
+
+
+def _accountant(text: str) -> Any:
+    return typer.Option("--accountant", parser=_registered, metavar=f"[{'|'.join(ACCOUNTANTS)}]", help=text)
 
 
 def whole_numbers(option: str, given: str, example: str, *, most: float = math.inf) -> tuple[int, ...]:
@@ -113,22 +115,8 @@ def at_most(most: int, **arguments: float | None) -> None:
 
 
 _DESCRIPTIONS = "; ".join(f"{name}: {accountant.description}" for name, accountant in ACCOUNTANTS.items())
-_NAMES = f"[{'|'.join(ACCOUNTANTS)}]"
-AccountantName = Annotated[
-    str,
-    typer.Option(
-        "--accountant",
-        parser=registered,
-        metavar=_NAMES,
-        help=f"Computes the cost; pld is the tightest. {_DESCRIPTIONS}.",
-    ),
-]
-OneOrAllAccountants = Annotated[
-    str | None,
-    typer.Option(
-        "--accountant", parser=registered, metavar=_NAMES, help="Computes the cost; without it, every accountant."
-    ),
-]
+AccountantName = Annotated[str, _accountant(f"Computes the cost; pld is the tightest. {_DESCRIPTIONS}.")]
+OneOrAllAccountants = Annotated[str | None, _accountant("Computes the cost; without it, every accountant.")]
 EPSILON = typer.Option(help="Privacy budget, in nats: above 0.")
 DELTA = typer.Option(help="Probability with which the bound on epsilon may fail: above 0, below 1.")
 FactsAsJson = Annotated[

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import groupby
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -50,10 +50,14 @@ def plan(
     batch_sizes = _usual_batch_sizes(size) if batch_sizes is None else batch_sizes
     checks.all_of(
         partial(check_ranges, size=size, epsilon=epsilon, delta=delta),
-        partial(_check_delta, delta, size),
         partial(options.whole_numbers, "batch-sizes", batch_sizes, "256,1024", most=size),
         partial(_positive, "epochs", epochs),
     )
+    if delta >= 1 / size:
+        raise ValueError(
+            f"delta={delta:g} is not below one over the declared size ({1 / size:.2g}): releasing one record in the "
+            "clear would satisfy it; choose a smaller delta"
+        )
     sizes = sorted(set(options.whole_numbers("batch-sizes", batch_sizes, "256,1024", most=size)))
     passes = sorted(set(_positive("epochs", epochs)))
     options.at_most(options.MOST_STEPS, steps=max(passes) * size / sizes[0])
@@ -66,16 +70,10 @@ def plan(
         raise typer.Exit(INTERRUPTED) from None
     chosen = recommended(settings)
     if as_json:
-        facts = {
-            "size": size,
-            "epsilon": epsilon,
-            "delta": delta,
-            "accountant": PldAccountant.name,
-            "neighbouring": str(Neighbouring.ADD_OR_REMOVE_ONE),
-            "within_budget": [asdict(setting) | {"signal": setting.signal} for setting in settings],
-            "chosen": asdict(chosen),
-        }
-        typer.echo(json.dumps(facts))
+        facts: dict[str, Any] = {"size": size, "epsilon": epsilon, "delta": delta, "accountant": PldAccountant.name}
+        facts["neighbouring"] = str(Neighbouring.ADD_OR_REMOVE_ONE)
+        facts["within_budget"] = [asdict(setting) | {"signal": setting.signal} for setting in settings]
+        typer.echo(json.dumps(facts | {"chosen": asdict(chosen)}))
     else:
         _print(settings, chosen, size, epsilon)
 
@@ -87,19 +85,10 @@ def _usual_batch_sizes(size: int) -> str:
     return ",".join(str(number) for number in sizes if number <= size) or "1"
 
 
-def _check_delta(delta: float, size: int) -> None:
-    if size > 0 and 1 / size <= delta < 1:
-        raise ValueError(
-            f"delta={delta:g} is not below one over the declared size ({1 / size:.2g}): releasing one record in the "
-            "clear would satisfy it; choose a smaller delta"
-        )
-
-
 def _print(settings: Sequence[Setting], chosen: Setting, size: int, epsilon: float) -> None:
-    rows = [list(row) for _, row in groupby(settings, key=lambda setting: setting.batch_size)]
+    rows = {f"{size:,}": list(row) for size, row in groupby(settings, key=lambda setting: setting.batch_size)}
     most = max(setting.signal for setting in settings)
-    batches = [f"{row[0].batch_size:,}" for row in rows]
-    epochs = [f"{setting.epochs:g} epochs" for setting in rows[0]]
+    epochs = list(dict.fromkeys(f"{setting.epochs:g} epochs" for setting in settings))
     recommendation = [
         ("batch size", f"{chosen.batch_size:,} expected; microbatches bound the memory"),
         ("epochs", f"{chosen.epochs:g}"),
@@ -109,10 +98,10 @@ def _print(settings: Sequence[Setting], chosen: Setting, size: int, epsilon: flo
         ("why", f"fewest epochs with {NEARLY:.0%} of the largest signal of all with {LEAST_STEPS} steps or more"),
         ("signal", f"{chosen.signal / most:.0%} of the largest in the table"),
     ]
-    signal = [(name, *(f"{s.signal / most:.0%}" for s in row)) for name, row in zip(batches, rows, strict=True)]
+    signal = [(name, *(f"{s.signal / most:.0%}" for s in row)) for name, row in rows.items()]
     noises = [
         (name, f"{row[0].sampling_rate:.3g}", *(_rounded(s.noise_multiplier) for s in row))
-        for name, row in zip(batches, rows, strict=True)
+        for name, row in rows.items()
     ]
     signal_title = "Share of the largest total signal to noise, √steps × sampling rate / noise"
     console = Console(highlight=False, soft_wrap=True)

@@ -15,7 +15,7 @@ from noisette.cli.options import listed, number_or_names, numbers, option, plain
 from noisette.training.recipe import DataSection, Recipe, declaration_of
 
 _OPEN = "?"  # the kind of a column that is still to be declared, which noisette train refuses
-_Columns = list[str] | None
+_Many = list[str] | None
 
 
 @plain_errors()
@@ -27,11 +27,9 @@ def schema(
     classes: Annotated[str | None, option("N|A,B,..", "Number of classes, or their names in order.")] = None,
     target: Annotated[str | None, option("LOW,HIGH", "Instead of classes: bounds of the number to predict.")] = None,
     size: Annotated[int | None, option("N", "Public number of records; need not be exact.")] = None,
-    number: Annotated[
-        _Columns, option("COLUMN=LOW,HIGH", "A column of numbers and its bounds. Repeat for each.")
-    ] = None,
+    number: Annotated[_Many, option("COLUMN=LOW,HIGH", "A column of numbers and its bounds. Repeat for each.")] = None,
     category: Annotated[
-        _Columns, option("COLUMN=A,B,..", "A column of texts and all that are known. Repeat for each.")
+        _Many, option("COLUMN=A,B,..", "A column of texts and all that are known. Repeat for each.")
     ] = None,
     ignore: Annotated[str | None, option("A,B,..", "Columns that are not read.")] = None,
     encoding: Annotated[str | None, option("NAME", "The encoding of the file, such as latin-1.", "utf-8")] = None,
@@ -80,7 +78,7 @@ def schema(
         typer.echo(f'Still to be declared, with kind = "{_OPEN}" in the file: {", ".join(left)}')
 
 
-def _pairs(option: str, example: str, given: _Columns) -> list[tuple[str, str]]:
+def _pairs(option: str, example: str, given: _Many) -> list[tuple[str, str]]:
     pairs = [tuple(part.strip() for part in each.partition("=")) for each in given or ()]
     for (name, _, value), each in zip(pairs, given or (), strict=True):
         if not name or not value:

@@ -15,7 +15,6 @@ from noisette import errors as checks
 from noisette.cli.options import DataDir, FactsAsJson, option, out_option, plain_errors
 from noisette.cli.train import mention, mention_replaced, mention_weak, report
 from noisette.cli.watch import Watch
-from noisette.training import keep_freed_memory
 from noisette.training.recipe import Recipe, check_names, load_data, load_public
 from noisette.training.run_folder import RunFolder, unfinished_runs
 
@@ -28,12 +27,6 @@ if TYPE_CHECKING:
 _Number: TypeAlias = float | None
 _RECIPES = "that of the recipe"
 _SCORES = ("public-set", "held-out")
-_SHARE = 0.1  # held out, unless it is given
-_MOST_RUNS = 100_000
-_NOTHING_FOUND = 1
-_ROOM = 2**24  # bytes for the report, the statement and the ledger
-
-
 _OVER = (
     "Settings to draw for each run, from log(A,B), uniform(A,B), int(A,B) or choice(A,B,..). A name is that of a field "
     "of the recipe, such as training.lr, or lr. May be given several times."
@@ -99,23 +92,16 @@ def search(
     folder, data, public = RunFolder(place), load_data(settings, data_dir), load_public(settings, data_dir)
     mention_weak(budget.epsilon, data.declared_size)
 
-    def score() -> Score:
-        from noisette.training.search import HeldOutScore, PublicScore
-
-        share = holdout or settings.data.holdout or _SHARE
-        if score_on == "public-set":
-            return PublicScore()
-        if score_noise is not None:
-            return HeldOutScore(share, score_noise)
-        return HeldOutScore.for_budget(share, epsilon=budget.epsilon, delta=budget.delta)
-
     def work() -> tuple[Facts, Path]:
-        from noisette.training.search import Search
+        from noisette.training.search import HeldOutScore, PublicScore, Search
 
-        keep_freed_memory()
-        console = Console(stderr=True)
+        console, share = Console(stderr=True), holdout or settings.data.holdout or 0.1
+        score: Score = PublicScore()
+        if score_on == "held-out":
+            of_budget = HeldOutScore.for_budget(share, epsilon=budget.epsilon, delta=budget.delta)
+            score = of_budget if score_noise is None else HeldOutScore(share, score_noise)
         with console.status("rehearsing the runs on random numbers") if console.is_terminal else nullcontext():
-            planned = Search(settings, found[0], score(), data, public=public, mean=runs, shape=shape)
+            planned = Search(settings, found[0], score, data, public=public, mean=runs, shape=shape)
         mention(unfinished_runs(place), "This command begins a search, whose ledger does not count it.")
         with folder:
             facts = _make(planned, folder)
@@ -126,8 +112,8 @@ def search(
 
 
 def _check_number(runs: float, shape: float | None) -> None:
-    if not 1 <= runs <= _MOST_RUNS:
-        raise ValueError(f"expected --runs from 1 to {_MOST_RUNS:,} on average, got {runs:g}")
+    if not 1 <= runs <= 100_000:
+        raise ValueError(f"expected --runs from 1 to 100,000 on average, got {runs:g}")
     if shape is not None and not shape >= 0:
         raise ValueError(f"expected --shape of at least 0, or inf, got {shape:g}")
 
@@ -161,12 +147,9 @@ def _make(search: Search, folder: RunFolder) -> Facts:
     with Ledger(folder.ledger, dataset=search.data_name) as ledger, Watch("search", shown=on_terminal) as watch:
         found = search.run(ledger, show)
         if found is None:
-            typer.echo(
-                "The search found nothing: no run was drawn, or all have failed. It is spent, and recorded in "
-                f"{folder.ledger}",
-                err=True,
-            )
-            raise typer.Exit(_NOTHING_FOUND)
+            nothing = "The search found nothing: no run was drawn, or all have failed"
+            typer.echo(f"{nothing}. It is spent, and recorded in {folder.ledger}", err=True)
+            raise typer.Exit(1)
         facts = facts_of_search(search, found, ledger)
     folder.ledger.touch()  # its older time would tell how long the search took
     folder.complete(documents(facts, found.outcome.model))
@@ -175,7 +158,8 @@ def _make(search: Search, folder: RunFolder) -> Facts:
 
 def _check_room(place: Path, model_bytes: int) -> None:
     """Check that the results will fit on the disk: a search whose results do not is lost."""
-    needed, free = 2 * model_bytes + _ROOM, shutil.disk_usage(place).free
+    needed = 2 * model_bytes + 2**24  # bytes of the report, the statement and the ledger
+    free = shutil.disk_usage(place).free
     if free < needed:
         raise ValueError(
             f"{place.parent} has {free / 2**20:,.0f} MiB left, and the results need {needed / 2**20:,.0f}; free some, "

@@ -19,39 +19,14 @@ from noisette import data as data_sets
 from noisette.accounting.budget import check_delta
 from noisette.accounting.calibrate import schedule
 from noisette.accounting.registry import described
-from noisette.cli.options import (
-    INTERRUPTED,
-    TERMINATED,
-    DataDir,
-    FactsAsJson,
-    flag,
-    listed,
-    number_or_names,
-    numbers,
-    option,
-    out_option,
-    plain_errors,
-    whole_numbers,
-)
+from noisette.cli import options
+from noisette.cli.options import INTERRUPTED, TERMINATED, DataDir, FactsAsJson, flag, option, out_option, plain_errors
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.nn.models import names as model_names
 from noisette.nn.models.backbones import PACKAGES
 from noisette.training import keep_freed_memory
-from noisette.training.recipe import (
-    BATCH_NORMS,
-    BATCHES,
-    OPTIMIZERS,
-    DataSection,
-    PrivacySection,
-    Recipe,
-    TrainingSection,
-    accountant_names,
-    check_names,
-    default_recipe,
-    load_data,
-    load_public,
-    read_schema,
-)
+from noisette.training import recipe as recipes
+from noisette.training.recipe import BATCH_NORMS, BATCHES, OPTIMIZERS, Recipe, load_data, load_public
 from noisette.training.run_folder import RunFolder, in_words, unfinished_runs
 
 if TYPE_CHECKING:
@@ -64,7 +39,6 @@ _Whole: TypeAlias = int | None
 _Text: TypeAlias = str | None
 _Loaded: TypeAlias = "tuple[DataSet, DataSet | None]"  # the records and the data set of the public examples
 _SUITED = "what suits the data"
-_KEY_BYTES = 32  # of the key that decides which records are held out
 _LARGE_EPSILON, _FEW_RECORDS = 20, 100
 _OF_OWN = "Data of your own, declared"
 _privacy = partial(option, panel="Privacy")
@@ -72,13 +46,13 @@ _training = partial(option, panel="Training")
 _norm = partial(option, panel="Batch norm")
 _declared = partial(option, panel=_OF_OWN)
 # Tables of a recipe whose fields are options under the same name.
-_TABLES = {"data": DataSection, "privacy": PrivacySection, "training": TrainingSection}
+_TABLES = {"data": recipes.DataSection, "privacy": recipes.PrivacySection, "training": recipes.TrainingSection}
 _Recipe = Annotated[
     Path | None,
     typer.Argument(
         metavar="RECIPE.toml",
         help="Settings in a file; the options below override it. The accountant is set there alone: "
-        f"privacy.accountant is one of {', '.join(accountant_names())}.",
+        f"privacy.accountant is one of {', '.join(recipes.accountant_names())}.",
         exists=True,
         dir_okay=False,
     ),
@@ -192,36 +166,31 @@ def train(
     given = {name: value for name, value in context.params.items() if value is not None and value is not False}
     given.pop("columns", None)
     if classes is not None:
-        given["classes"] = number_or_names(classes)
+        given["classes"] = options.number_or_names(classes)
     if target is not None:
-        given["target"] = numbers("target", target, "0,120", count=2)
+        given["target"] = options.numbers("target", target, "0,120", count=2)
     if image_size is not None:
-        given["image_size"] = whole_numbers("image-size", image_size.replace("x", ","), "64x48")
+        given["image_size"] = options.whole_numbers("image-size", image_size.replace("x", ","), "64x48")
     if class_weights is not None:
         given["class_weights"] = _weights(class_weights)
-    tables = {t: {f.name: given[f.name] for f in fields(of) if f.name in given} for t, of in _TABLES.items()}
-    others = {
-        "model": {"name": model, "backbone": backbone, "batch_norm": batch_norm},
-        "public": {"data": public, "examples": public_examples},
-    }
-    tables |= {t: {name: value for name, value in table.items() if value is not None} for t, table in others.items()}
-    if data is not None:
-        tables["data"]["name"] = data
-    declared = (read_schema(columns) if columns else {}) | tables.pop("data")
-    base = Recipe.read(recipe, declared) if recipe else default_recipe(declared, model, optimizer, backbone)
+    asked_of = {t: {f.name: given.get(f.name) for f in fields(of)} for t, of in _TABLES.items()}
+    asked_of["data"]["name"] = data
+    asked_of["model"] = {"name": model, "backbone": backbone, "batch_norm": batch_norm}
+    asked_of["public"] = {"data": public, "examples": public_examples}
+    tables = {t: {name: value for name, value in of.items() if value is not None} for t, of in asked_of.items()}
+    declared = (recipes.read_schema(columns) if columns else {}) | tables.pop("data")
+    base = Recipe.read(recipe, declared) if recipe else recipes.default_recipe(declared, model, optimizer, backbone)
     settings = base.changed(tables, "the settings")
-    if without_privacy:
-        if idle := ", ".join(f"--{name.replace('_', '-')}" for name in tables["privacy"]):
-            raise ValueError(f"without privacy there is no guarantee to set; leave out {idle}")
-        if not {"--lr", "--optimizer"} & set(asked):  # rates for clipped gradients do not fit others
-            plain = replace(settings.training, optimizer="sgd", lr=None)
-            settings = replace(settings, training=plain)
+    if without_privacy and (idle := ", ".join(f"--{name.replace('_', '-')}" for name in tables["privacy"])):
+        raise ValueError(f"without privacy there is no guarantee to set; leave out {idle}")
+    if without_privacy and not {"--lr", "--optimizer"} & set(asked):  # rates for clipped gradients do not fit others
+        settings = replace(settings, training=replace(settings.training, optimizer="sgd", lr=None))
     name = Path(settings.data.name).resolve().name.partition(".")[0]
     place = out or Path("runs", f"{name}-not-private" if without_privacy else name)
-    key, loaded = secrets.token_hex(_KEY_BYTES), None
+    key, loaded = secrets.token_hex(32), None  # the key decides which records are held out
     if "RANK" not in os.environ:  # before torch is imported, which takes seconds; ranks refuse input together
         RunFolder(place)
-        check_names(settings)
+        recipes.check_names(settings)
         loaded = _load(settings, data_dir, key)
         privacy, size = settings.privacy, loaded[0].declared_size
         schedule(settings.training.batch_size, None, None, size, settings.training.epochs)
@@ -232,7 +201,7 @@ def train(
 
 
 def _weights(given: str) -> dict[str, float]:
-    pairs = [part.rpartition("=") for part in listed("class-weights", given)]
+    pairs = [part.rpartition("=") for part in options.listed("class-weights", given)]
     try:
         weights = {name: float(number if sign else sign) for name, sign, number in pairs}
         if len(weights) < len(pairs) or not all(0 < weight < math.inf for weight in weights.values()):
@@ -250,6 +219,7 @@ def _load(recipe: Recipe, data_dir: Path | None, key: str) -> _Loaded:
 
 def report(work: Callable[[], tuple[Facts, Path] | None], as_json: bool) -> None:
     """Do the work, and report how it ended; nothing where the work returns nothing."""
+    keep_freed_memory()
     try:
         done = work()
     except (KeyboardInterrupt, SystemExit) as stop:
@@ -267,16 +237,12 @@ def report(work: Callable[[], tuple[Facts, Path] | None], as_json: bool) -> None
 def _begin(
     recipe: Recipe, out: Path, data_dir: Path | None, key: str, loaded: _Loaded | None, *, private: bool
 ) -> tuple[Facts, Path] | None:
-    keep_freed_memory()
     with on_ranks() as ranks:
         with ranks.unanimous("the run folder"):
             folder = RunFolder(out)
-        settings = {
-            "recipe": asdict(recipe),
-            "folder": str(Path.cwd()),  # in which its paths are found
-            "data_dir": data_dir and str(data_dir.resolve()),
-            "holdout_key": key,
-        }
+        # Its paths are found in the folder.
+        settings = {"recipe": asdict(recipe), "folder": str(Path.cwd()), "holdout_key": key}
+        settings["data_dir"] = data_dir and str(data_dir.resolve())
         facts = _train(ranks, recipe, data_dir, folder, settings, loaded, private=private)
         return facts and (facts, out)
 
@@ -290,31 +256,21 @@ def mention(unfinished: Sequence[Path], ending: str) -> None:
 def mention_weak(epsilon: float | None, size: int) -> None:
     """Say on standard error what a guarantee is worth whose epsilon is large, and what a small table can give."""
     if epsilon is not None and epsilon > _LARGE_EPSILON:
-        typer.echo(
-            f"Warning: epsilon {epsilon:g} lets a record make an outcome e^{epsilon:g} times as likely, which is "
-            "hardly a guarantee; 1 to 10 is usual.",
-            err=True,
-        )
+        likely = f"lets a record make an outcome e^{epsilon:g} times as likely, which is hardly a guarantee"
+        typer.echo(f"Warning: epsilon {epsilon:g} {likely}; 1 to 10 is usual.", err=True)
     if size < _FEW_RECORDS:
-        typer.echo(
-            f"Warning: of {size} records nothing can be learnt that the noise for one of them does not hide; take "
-            f"{_FEW_RECORDS} or more, better thousands.",
-            err=True,
-        )
+        hidden = "nothing can be learnt that the noise for one of them does not hide"
+        typer.echo(f"Warning: of {size} records {hidden}; take {_FEW_RECORDS} or more, better thousands.", err=True)
 
 
 def mention_replaced(folder: RunFolder) -> None:
     """Say on standard error where the older run at the place of a new one is kept, if there was one."""
     if folder.replaced:
-        typer.echo(
-            f"The older run is now {folder.replaced}. If it is about the same records, its privacy cost adds to "
-            "that of this run.",
-            err=True,
-        )
+        same = "If it is about the same records, its privacy cost adds to that of this run."
+        typer.echo(f"The older run is now {folder.replaced}. {same}", err=True)
 
 
 def _go_on(place: Path) -> tuple[Facts, Path] | None:
-    keep_freed_memory()
     with on_ranks() as ranks:
         with ranks.unanimous("the run folder"):
             folder = RunFolder.unfinished(place)
@@ -338,12 +294,7 @@ def _train(
     *,
     private: bool = True,
 ) -> Facts | None:
-    """Train a new run, whose settings are kept in its folder; without settings, continue the run in the folder.
-
-    A baseline without privacy leaves no ledger and no checkpoint.
-
-    Every rank loads the data and computes; rank 0 alone has the settings, shows the progress, and writes.
-    """
+    """Train a new run, whose settings are kept in its folder, or continue the one in it; rank 0 alone writes."""
     from noisette.cli.watch import Watch
     from noisette.training.loop import resume, train, train_without_privacy
     from noisette.training.report.facts import facts_of
@@ -371,10 +322,8 @@ def _train(
                     mention(begun, "This command begins another run, whose ledger does not count it.")
                 watch.on_step(run, point)
 
-            ledger = folder.ledger if first else None
-            outcome = train(
-                recipe, data, public=public, ledger_path=ledger, on_step=on_step, checkpoint=saved, ranks=ranks
-            )
+            kept = {"ledger_path": folder.ledger if first else None, "checkpoint": saved}
+            outcome = train(recipe, data, public=public, on_step=on_step, ranks=ranks, **kept)
         if not first:
             return None
         facts = facts_of(outcome)
@@ -385,13 +334,11 @@ def _train(
 
 @contextmanager
 def on_ranks() -> Iterator[AnyRanks]:
-    """The ranks that torchrun has started, or this process alone.
-
-    An error that all ranks raise is reported by rank 0, which fails for all of them: when the first process fails,
-    torchrun ends the others, and might end rank 0 before it has said why.
-    """
+    """The ranks that torchrun has started, or this process alone."""
     from noisette.ranks import launched
 
+    # An error that all ranks raise is reported by rank 0, which fails for all of them: when the first process fails,
+    # torchrun ends the others, and might end rank 0 before it has said why.
     with launched() as ranks:
         try:
             yield ranks

@@ -26,32 +26,19 @@ def _idx_files(*stems: str) -> tuple[str, ...]:
 
 
 def read_idx(zipped: bytes, *, dimensions: int, source: str) -> np.ndarray:
-    """The bytes of a gzipped idx file, uint8, with ``dimensions`` axes; ``source`` names it in errors.
+    """The bytes of a gzipped idx file, uint8, with ``dimensions`` axes; ``source`` names it in a ``DataError``.
 
-    The format of MNIST: a magic number, the sizes as big-endian integers, then plain bytes. Memory use is bounded by
-    what the file unzips to, whatever its header declares. A file of another form is a ``DataError``.
+    Memory use is bounded by what the file unzips to, whatever its header declares.
     """
     try:
         content = gzip.decompress(zipped)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{source} is not a valid gzip file ({error}); download it again") from error
-    start = 4 + 4 * dimensions
+    start = 4 + 4 * dimensions  # behind a magic number and the sizes
     shape = tuple(int.from_bytes(content[i : i + 4], "big") for i in range(4, start, 4))
     if content[:4] != bytes([0, 0, 8, dimensions]) or len(content) - start != math.prod(shape):
         raise DataError(f"{source} is no whole idx file of bytes with {dimensions} axes; download it again")
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
-
-
-def _idx_splits(folder: Path, *stems: str) -> list[Split]:
-    """The examples of splits with these stems, inputs (n, 1, h, w) in [0, 1]."""
-    splits = []
-    for stem in stems:
-        images, labels = (
-            read_idx((folder / name).read_bytes(), dimensions=dimensions, source=str(folder / name))
-            for name, dimensions in zip(_idx_files(stem), (3, 1), strict=True)
-        )
-        splits.append(Split(unit_pixels(images), labels.astype(np.int64)))
-    return splits
 
 
 def _idx_source(address: str, *checksums: str) -> files.Source:
@@ -89,13 +76,17 @@ _RECORD = 1 + 3 * _SIDE * _SIDE  # the label, then the red, green and blue plane
 
 
 def mnist(name: str, source: files.Source, data_dir: Path | None) -> DataSet:
-    """MNIST, Fashion-MNIST or Kuzushiji-MNIST: 60,000 + 10,000, inputs (n, 1, 28, 28) in [0, 1], ten classes.
-
-    Of Kuzushiji-MNIST also a copy with the first 7,011 of the training images.
-    """
+    """MNIST, Fashion-MNIST or Kuzushiji-MNIST: 60,000 + 10,000, inputs (n, 1, 28, 28) in [0, 1], ten classes."""
 
     def read(folder: Path, train: str = "train", size: int = 60_000, note: str = "") -> DataSet:
-        return DataSet(name, *_idx_splits(folder, train, "t10k"), classes=10, declared_size=size, note=note)
+        splits = []
+        for stem in (train, "t10k"):
+            images, labels = (
+                read_idx((folder / file).read_bytes(), dimensions=dimensions, source=str(folder / file))
+                for file, dimensions in zip(_idx_files(stem), (3, 1), strict=True)
+            )
+            splits.append(Split(unit_pixels(images), labels.astype(np.int64)))
+        return DataSet(name, *splits, classes=10, declared_size=size, note=note)
 
     few = "train-first7011"
     note = f"trained on the first 7,011 of the 60,000 training images of Kuzushiji-MNIST: {_NOT_COMPARABLE}"
@@ -255,16 +246,11 @@ def _drawn(shape: tuple[int, int, int, int], draw: Callable[[np.ndarray, int], N
 def _fall(
     inputs: np.ndarray,
     random: np.random.RandomState,
-    radii: tuple[Any, Any],
-    shape: Callable[[], tuple[np.ndarray, np.ndarray, np.ndarray]],
-    paint: Callable[[np.ndarray], np.ndarray],
+    radii: tuple[Any, Any],  # the smallest and the largest one
+    shape: Callable[[], tuple[np.ndarray, np.ndarray, np.ndarray]],  # angle, width / length, whether it is a disc
+    paint: Callable[[np.ndarray], np.ndarray],  # colours at places along and across, (2, images or 1, side, side)
 ) -> None:
-    """Paint the ground of each image, and leaves over it, one after the other.
-
-    The radius of a leaf has a density in proportion to r^-3 between two ``radii``. ``shape`` draws its angle, its width
-    as a share of its length, and whether it is a disc or a rectangle; ``paint`` draws its colours, for pixels at these
-    places along it and at right angles to it, (2, images or 1, side, side).
-    """
+    """Paint the ground of each image, and over it leaves whose radii have a density in proportion to r^-3."""
     count, _, side, _ = inputs.shape
     low, high = radii
     y, x = np.mgrid[:side, :side].astype(np.float32) + 0.5
@@ -273,17 +259,15 @@ def _fall(
         radius = (low**-2 - random.uniform(size=count) * (low**-2 - high**-2)) ** -0.5  # the inverse distribution
         across, down = random.uniform(size=(2, count)) * side
         angle, flat, disc = shape()
-        right, below = x - _column(across), y - _column(down)
-        cos, sin = _column(np.cos(angle)), _column(np.sin(angle))
+        across, down, cos, sin, half, thin = (
+            values.astype(np.float32)[:, None, None]
+            for values in (across, down, np.cos(angle), np.sin(angle), radius, radius * flat)
+        )
+        right, below = x - across, y - down
         along, apart = right * cos - below * sin, right * sin + below * cos
-        u, v = along / _column(radius), apart / _column(radius * flat)
+        u, v = along / half, apart / thin
         inside = np.where(disc[:, None, None], u**2 + v**2 < 1, (np.abs(u) < 1) & (np.abs(v) < 1))
         np.copyto(inputs, paint(2 * np.stack([along, apart])).astype(np.float32), where=inside[:, None])
-
-
-def _column(values: np.ndarray) -> np.ndarray:
-    """One value for each image, (images,), beside all its pixels: (images, 1, 1)."""
-    return values.astype(np.float32)[:, None, None]
 
 
 def _blurred(inputs: np.ndarray) -> np.ndarray:

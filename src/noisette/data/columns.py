@@ -69,9 +69,6 @@ def codes(column: Sequence[str], names: Sequence[str]) -> np.ndarray:
     return found.astype(np.int64)
 
 
-# Declarations
-
-
 class DeclarationError(ValueError):
     """What is declared contradicts itself or has another form, as ``problems`` say."""
 
@@ -143,9 +140,9 @@ def _problems(error: pydantic.ValidationError, names: list[str], given: Mapping[
 
 
 def _as_texts(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list | tuple):
-        raise ValueError('expected a list of texts, such as ["a", "b"]')
-    return tuple(map(text_of, value))
+    if isinstance(value, list | tuple):
+        return tuple(map(text_of, value))
+    raise ValueError('expected a list of texts, such as ["a", "b"]')
 
 
 def _as_date(value: Any) -> date:
@@ -169,8 +166,8 @@ class Number:
     """A column of numbers: one input, in [-1, 1] if it has bounds.
 
     low, high: declared bounds, both or none; values outside are clipped.
-    missing: what a missing value counts as. A number; or "indicator": the middle of the bounds (0 without bounds), and
-        a second input, which is 1 for it; or "refuse".
+    missing: what a missing value counts as: a number; "refuse"; or "indicator": the middle of the bounds (0 without),
+        and a second input, which is 1 for it.
     missing_words: what stands for a missing value in this column beside the usual words, such as "-9".
     """
 
@@ -256,8 +253,8 @@ class Category:
 
     categories: every text that is known, in the order of the inputs. Where no text is a category as it is written,
         upper and lower case count as the same, and 2.0 as 2.
-    missing: what a missing value counts as. One of the categories; or "own category", which is one more input; or
-        "refuse". Words for missing values that are declared as categories are categories.
+    missing: what a missing value counts as: one of the categories; "own category", one more input; or "refuse". Words
+        for missing values that are declared as categories are categories.
     other: the same for texts that are no category.
     missing_words: as for a number.
     """
@@ -364,14 +361,15 @@ class Columns:
         problems: list[str] = []
         found: dict[str, Column] = {}
         for name, table in tables.items():
-            kind = table.get("kind") if isinstance(table, Mapping) else None
+            given = dict(table) if isinstance(table, Mapping) else {}
+            kind = given.pop("kind", None)
             if not isinstance(table, Mapping):
                 problems.append(f"{name!r} is no table; write [columns.{name}] and the lines kind = ... below it")
             elif str(kind) not in KINDS:
                 problems.append(f"{name!r}: expected kind to be one of {', '.join(KINDS)}, got {kind!r}")
             else:
                 try:
-                    found[name] = KINDS[str(kind)](**{key: value for key, value in table.items() if key != "kind"})
+                    found[name] = KINDS[str(kind)](**given)
                 except DeclarationError as error:
                     problems += [f"{name!r}: {problem}" for problem in error.problems]
         refuse(source, problems)
@@ -420,10 +418,8 @@ class Columns:
     def absent(self, rows: Any) -> list[str]:
         """A message for each declared column that the rows lack."""
         closest = {name: close_name(name, map(str, rows)) for name in self.names if name not in rows}
-        return [
-            f"there is no column {name!r}" + (f"; did you mean {close!r}?" if close else "")
-            for name, close in closest.items()
-        ]
+        hints = {name: f"; did you mean {close!r}?" if close else "" for name, close in closest.items()}
+        return [f"there is no column {name!r}{hint}" for name, hint in hints.items()]
 
     def encoded(self, rows: Any) -> tuple[np.ndarray, list[str]]:
         """The inputs, and a message for each column and problem; if there are any, the inputs must not be used."""
@@ -431,17 +427,13 @@ class Columns:
         for name, column in self._used.items():
             block, refused = column.encode(rows[name])
             blocks.append(block)
-            problems += [
-                f"column {name!r}: {problem} {in_rows(bad)}{_WAYS_OUT.get(problem, '')}"
-                for problem, mask in refused.items()
-                if (bad := np.flatnonzero(mask).tolist())
-            ]
+            for problem, mask in refused.items():
+                if bad := np.flatnonzero(mask).tolist():
+                    problems.append(f"column {name!r}: {problem} {in_rows(bad)}{_WAYS_OUT.get(problem, '')}")
         if not blocks:
             raise DataError("no column is an input: declare a number, a date or a category")
         return np.concatenate(blocks, axis=1, dtype=np.float32), problems
 
-
-# Files
 
 _MOST_CLASSES = 1_000_000
 _BETWEEN = ("", ",", ".", " ", "'", "\u2019", "\u00a0", "\u202f")  # thousands
@@ -452,8 +444,8 @@ _CONVERTIBLE = frozenset({"L", "RGB", "1", "P", "LA", "PA", "RGBA", "CMYK", "YCb
 class ImageForm:
     """The size of images in pixels, and whether they have one grey channel instead of three.
 
-    ``fitted``: each image is turned as its camera says, laid on white where it is transparent, scaled until it covers
-    the size, and cut to its middle; otherwise an image of another form is refused.
+    ``fitted``: each is turned as its camera says, laid on white, scaled until it covers the size, and cut to its
+    middle; otherwise an image of another form is refused.
 
     Guarantee: what becomes of an image depends on this declaration and on the image, never on another one.
     """
@@ -560,9 +552,7 @@ class Declaration:
     @property
     def class_names(self) -> tuple[str, ...]:
         """The label of each class as the files have it, in the order of the class numbers; () if undeclared."""
-        if self.classes is None:
-            return ()
-        return tuple(map(str, range(self.classes))) if isinstance(self.classes, int) else tuple(self.classes)
+        return tuple(map(str, range(self.classes))) if isinstance(self.classes, int) else tuple(self.classes or ())
 
     def public_facts(self, subject: str, *, test_place: str | None = None, images: bool = False) -> tuple[int, int]:
         """The declared number of classes (1 for regression) and size; ``subject`` names the files in errors.

@@ -129,8 +129,8 @@ class DataSet:
             )
         words = self.words if self.vectors is None else len(self.vectors)
         if words and (inputs.ndim != 2 or inputs.dtype.kind != "i"):
-            got = f"{inputs.dtype} of shape {inputs.shape}"
-            problems.append(f"inputs of type {got}; of words they are integers, (n, tokens)")
+            found = f"{inputs.dtype} of shape {inputs.shape}"
+            problems.append(f"inputs of type {found}; of words they are integers, (n, tokens)")
         elif words and len(outside := np.flatnonzero(((inputs < 0) | (inputs >= words)).any(axis=1))):
             problems.append(f"{len(outside)} texts with words outside 0..{words - 1}, the first at index {outside[0]}")
         return problems
@@ -148,8 +148,8 @@ def unit_pixels(pixels: np.ndarray) -> np.ndarray:
 def hold_out(data: DataSet, share: float, key: bytes) -> DataSet:
     """The data set with each of its records held out with probability ``share``; the rest is left for training.
 
-    A keyed hash of its place in the file decides, or of its user where users are known, so that all records of a user
-    are on one side. The key is secret and drawn anew for each run.
+    A keyed hash of its place in the file decides, or of its user where users are known. The key is secret and new for
+    each run.
 
     Guarantee: with a secret key drawn at random, adding or removing one record changes the training part by this record
     or not at all, so a guarantee for the training part is one for the training that :func:`noisette.data.load` read.

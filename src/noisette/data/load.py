@@ -15,7 +15,6 @@ import numpy as np
 from noisette.data import files, tables
 from noisette.data.built_in_images import IMAGES
 from noisette.data.built_in_tables import TABLES
-from noisette.data.built_in_texts import TEXTS
 from noisette.data.columns import Declaration, ImageForm, close_name, codes
 from noisette.data.dataset import DataError, DataSet, Split, in_rows, refuse, unit_pixels
 from noisette.data.words import Numbering
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 Value = TypeVar("Value")
-REGISTRY: dict[str, files.BuiltIn] = IMAGES | TEXTS | TABLES
+REGISTRY: dict[str, files.BuiltIn] = IMAGES | TABLES
 ARRAYS = ("x_train", "y_train", "x_test", "y_test", "X", "y")
 SUFFIXES = (".jpeg", ".jpg", ".png")
 
@@ -52,22 +51,16 @@ def load(name: str, *, data_dir: Path | None = None, declaration: Declaration | 
     declaration = declaration or Declaration()
     if name in REGISTRY:
         return _built_in(name, data_dir, declaration)
-    path = Path(name)
+    path, own = Path(name), f"or the path of a folder, {', '.join(tables.SUFFIXES)}, .npz"
     if path.is_dir():
-        return _not_empty(read_images(path, declaration))
-    if path.is_file() and path.name.lower().endswith(".npz"):
-        return _not_empty(read_arrays(path, declaration))
-    if path.is_file() and path.name.lower().endswith(tables.SUFFIXES):
-        return _not_empty(tables.read_set(path, declaration))
-    own = f"or the path of a folder, {', '.join(tables.SUFFIXES)}, .npz"
-    if path.is_file():
+        data = read_images(path, declaration)
+    elif path.is_file() and path.name.lower().endswith((".npz", *tables.SUFFIXES)):
+        data = (read_arrays if path.suffix.lower() == ".npz" else tables.read_set)(path, declaration)
+    elif path.is_file():
         raise DataError(f"{name} is a file of another kind; give a built-in set ({', '.join(names())}) {own}")
-    close = close_name(name, names())
-    hint = f" Did you mean {close}?" if close else ""
-    raise DataError(f"there is no data set and no file {name!r}.{hint} Give one of {', '.join(names())}; {own}")
-
-
-def _not_empty(data: DataSet) -> DataSet:
+    else:
+        hint = f" Did you mean {close}?" if (close := close_name(name, names())) else ""
+        raise DataError(f"there is no data set and no file {name!r}.{hint} Give one of {', '.join(names())}; {own}")
     splits = {"train": data.train, "test": data.test}
     refuse(data.name, [f"{name} holds no records" for name, split in splits.items() if split and not len(split.inputs)])
     return data
@@ -83,9 +76,6 @@ def _built_in(name: str, data_dir: Path | None, declaration: Declaration) -> Dat
     if replace(numbering, folder=None) != Numbering():
         raise DataError(f"tokens and words are for texts whose words are hashed, not for {name}; leave them out")
     return entry.read(data_dir)
-
-
-# Arrays
 
 
 def read_arrays(path: Path, declaration: Declaration) -> DataSet:
@@ -142,8 +132,6 @@ def _targets(array: np.ndarray, declaration: Declaration) -> np.ndarray:
         return declaration.target.scaled(array.astype(np.float64))
     return codes(array.tolist(), declaration.class_names) if array.dtype.kind == "U" else array.astype(np.int64)
 
-
-# Images
 
 _File = tuple[Path, int, str]  # an image, its class, and how errors name it, since the name of the file may be private
 

@@ -13,7 +13,7 @@ import json
 import lzma
 import re
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, compress
 from pathlib import Path
 from typing import Any, TextIO
@@ -30,13 +30,10 @@ _POINT_AND_COMMA = str.maketrans(".,", ",.")
 Table = Mapping[str, Sequence[str]]  # the texts of each column, columns in the order of the file
 
 
-# Files
-
-
 def read(path: Path, encoding: str = "utf-8") -> Table:
     """The columns in a file: a CSV, JSON lines, Parquet or the first sheet of an Excel workbook.
 
-    The fields of a CSV are separated by commas, semicolons or tabs: by what separates most names in the first line. A
+    What separates most names in the first line of a CSV separates its fields: commas, semicolons or tabs. A
     ``DataError`` quotes none of the contents.
     """
     names, *found = _lines(path, encoding)
@@ -67,11 +64,6 @@ def _lines(path: Path, encoding: str, *, names_alone: bool = False) -> list[list
     if not found or not found[0]:
         raise DataError(f"{path} is empty; its first line must name the columns")
     return found
-
-
-def rows(path: Path) -> list[list[str]]:
-    """The fields of each line of a CSV, as :func:`fields` gives them."""
-    return parsed(path, fields)
 
 
 def _not_in(encoding: str) -> str:
@@ -191,8 +183,7 @@ def table(path: Path, *, header: Sequence[str], rows: Sequence[Sequence[str]]) -
         raise DataError(f"{path}: the first line, the header, must give each column a different name")
     if not rows:
         raise DataError(f"{path} has a header but no rows")
-    uneven = [index for index, row in enumerate(rows) if len(row) != len(header)]
-    if uneven:
+    if uneven := [index for index, row in enumerate(rows) if len(row) != len(header)]:
         raise DataError(
             f"{path}: the number of fields differs from the {len(header)} of the header {in_rows(uneven)} "
             f"(row 1 is the first below the header)"
@@ -210,14 +201,11 @@ def _check_names(path: Path, header: Sequence[str]) -> None:
         )
 
 
-# Inputs and targets
-
-
 def read_set(path: Path, declaration: Declaration) -> DataSet:
     """The table as a data set, inputs (n, features) as :func:`encode` makes them; see `Declaration`."""
     classes, size = declaration.public_facts(path.name)
     train = read(path, declaration.encoding)
-    refuse(path.name, _absent_columns(train, declaration))
+    refuse(path.name, list(_absent_columns(train, declaration)))
     features = declaration.features(train)
     split, problems = encode(_labelled(train, declaration), declaration, features)
     test_split = None
@@ -233,25 +221,20 @@ def read_set(path: Path, declaration: Declaration) -> DataSet:
     return DataSet(path.name, split, test_split, classes, size, words=words, target=declaration.target, features=names)
 
 
-def _absent_columns(found: Table, declaration: Declaration) -> list[str]:
-    problems = []
+def _absent_columns(found: Table, declaration: Declaration) -> Iterator[str]:
     for fact in ("label", "users", "text"):
         name = getattr(declaration, fact)
         if name is not None and name not in found:
             close = close_name(name, found)
             hint = f"did you mean {close!r}?" if close else f"it has {', '.join(map(repr, found))}"
-            problems.append(f"{fact}: there is no column {name!r}; {hint}")
-    if declaration.columns is not None:
-        declared = {declaration.label, declaration.users, *declaration.columns.declared}
-        problems += [
-            f'columns: column {name!r} is not declared; declare it, or as kind = "ignored"'
-            for name in found
-            if name not in declared
-        ]
-        problems += [f"columns: {problem}" for problem in declaration.columns.absent(found)]
+            yield f"{fact}: there is no column {name!r}; {hint}"
+    if (columns := declaration.columns) is not None:
+        undeclared = [name for name in found if name not in (declaration.label, declaration.users, *columns.declared)]
+        way_out = 'declare it, or as kind = "ignored"'
+        yield from (f"columns: column {name!r} is not declared; {way_out}" for name in undeclared)
+        yield from (f"columns: {problem}" for problem in columns.absent(found))
     if not set(found) - {declaration.label, declaration.users}:
-        problems.append("there is no column besides the label" + (" and the users" if declaration.users else ""))
-    return problems
+        yield "there is no column besides the label" + (" and the users" if declaration.users else "")
 
 
 def _labelled(table: Table, declaration: Declaration) -> Table:
@@ -298,16 +281,13 @@ def inputs_of(table: Table, declaration: Declaration, features: Columns) -> tupl
 
 
 def _plain(column: Sequence[str], declaration: Declaration, words: Sequence[str] = ()) -> Sequence[str]:
-    """The texts of numbers with a point before decimals and nothing between thousands.
-
-    Where decimals follow a comma, points and commas change places, so that a point is none. The declared sign between
-    thousands is left out where three digits follow it.
-    """
-    if declaration.thousands:
+    """The texts of numbers with a point before decimals and nothing between thousands."""
+    if declaration.thousands:  # left out where three digits follow
         between = re.compile(rf"(?<=\d){re.escape(declaration.thousands)}(?=\d{{3}}(?!\d))")
         column = [between.sub("", text) for text in column]
     if declaration.decimal == ".":
         return column
+    # Points and commas change places, so that a point is no sign of decimals.
     absent = missing(column, words)
     return [text if gone else text.translate(_POINT_AND_COMMA) for text, gone in zip(column, absent, strict=True)]
 

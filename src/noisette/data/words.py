@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import html
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -94,18 +95,23 @@ class Numbering:
         return self.words if self.folder is None else len(tokenizer_of(self.folder))
 
 
-def tokenizer_of(folder: Path):
-    """The tokenizer in a folder, with a number for padding; no code of the folder is run and nothing is downloaded."""
+def from_folder(kind: str, what: str, folder: Path, settings: Mapping[str, Any]) -> Any:
+    """What a class of transformers loads from a folder; no code of the folder is run and nothing is downloaded."""
     try:
-        from transformers import AutoTokenizer
+        import transformers
     except ImportError as error:
         raise DataError(f"{folder} needs Hugging Face's transformers: pip install transformers") from error
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        loads = getattr(transformers, kind).from_pretrained
+        return loads(folder, local_files_only=True, trust_remote_code=False, **settings)
     except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"{folder} holds no tokenizer that can be loaded: {error}") from error
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
+        raise DataError(f"{folder} holds no {what} that can be loaded: {error}") from error
+
+
+def tokenizer_of(folder: Path) -> Any:
+    """The tokenizer in a folder, with a number for padding."""
+    tokenizer = from_folder("AutoTokenizer", "tokenizer", folder, {})
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     if tokenizer.pad_token is None:
         raise DataError(f"the tokenizer in {folder} has no token for padding; set pad_token and save it again")
     tokenizer.padding_side = "right"

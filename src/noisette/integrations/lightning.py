@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import shutil
 import warnings
+from collections import UserList
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, partial, reduce
@@ -51,12 +52,11 @@ def make_private(
     """Make ``Trainer.fit`` of a module release noised sums of clipped per-example gradients alone.
 
     The module stays the same object, and its class becomes a subclass of what it was. ``fit`` takes data set, collation
-    and ``batch_size`` from the training loader; its batches are Poisson samples of that expected size. Number of steps
-    and noise follow from ``max_epochs`` or ``max_steps`` of the trainer. ``training_step`` is called with a batch of
-    one record, for each record; what it logs is private and left out.
-
-    With ``automatic_optimization = False`` it is called with the whole batch, calls ``self(x)``, ``manual_backward``
-    and the optimizer's ``step``, once, for a mean of the records' losses: each row of ``self(x)`` is computed apart.
+    and ``batch_size`` from the training loader; its batches are Poisson samples of that expected size. Steps and noise
+    follow from ``max_epochs`` or ``max_steps``. ``training_step`` is called with a batch of one record, for each
+    record; what it logs is private and left out. With ``automatic_optimization = False`` it is called with the whole
+    batch, calls ``self(x)``, ``manual_backward`` and the optimizer's ``step``, once, for a mean of the records' losses:
+    each row of ``self(x)`` is computed apart.
 
     Args:
         module: a ``LightningModule`` with one optimizer.
@@ -121,7 +121,6 @@ class PrivateHooks(_Module):
         own = super().training_step
         number = (0,) * (len(signature(own).parameters) > 1)  # of the batch
         self._private_run.begin(self, lambda rows: own(rows, *number), [*_transfer_hooks(self, super())])
-        self._private_run.try_checkpoint(self.trainer)
         self._private_run.stop_if_finished(self.trainer)
         super().on_train_start()
 
@@ -176,8 +175,6 @@ class PrivateHooks(_Module):
         if self.trainer.state.fn == "fit":
             self._private_run.go_on_from(checkpoint.get(_IN_CHECKPOINT))
         super().on_load_checkpoint(checkpoint)
-
-    # What a step may not do with private values
 
     logger, loggers, current_epoch, global_step = map(_noted, ("logger", "loggers", "current_epoch", "global_step"))
 
@@ -364,17 +361,8 @@ class Step(int):
     """The number of a step within its epoch, which Lightning gets in place of a batch."""
 
 
-class Steps:
-    """A loader of step numbers."""
-
-    def __init__(self, number: int) -> None:
-        self._number = number
-
-    def __len__(self) -> int:
-        return self._number
-
-    def __iter__(self) -> Iterator[Step]:
-        return map(Step, range(self._number))
+class Steps(UserList[Step]):
+    """A loader of step numbers; Lightning takes a plain list for several loaders."""
 
 
 class LightningRun:
@@ -421,9 +409,9 @@ class LightningRun:
             loader = made() if callable(made) else self._source
             self._refused = list(problems_of_loader(loader))
             if self._refused:  # by `begin`: an error here would leave changes that Lightning makes meanwhile
-                return Steps(1)
+                return Steps([Step(0)])
             self._loader = loader
-        return Steps(math.ceil(self._declared["public_size"] / self._batch_size * (1 - 1e-12)))
+        return Steps(map(Step, range(math.ceil(self._declared["public_size"] / self._batch_size * (1 - 1e-12)))))
 
     @property
     def _batch_size(self) -> int:
@@ -463,10 +451,7 @@ class LightningRun:
         self._batches = run.batches(to=module.device)
         self._step, self._hooks, self._convert = step, hooks, trainer.precision_plugin.convert_input
         self._hook = optimizer.register_step_pre_hook(partial(_after_release, module))
-
-    def try_checkpoint(self, trainer: Any) -> None:
-        """Write a checkpoint and delete it, so that one that cannot be written fails before the first release."""
-        if trainer.checkpoint_callbacks and self._processes == 1:
+        if trainer.checkpoint_callbacks and self._processes == 1:  # so that it fails before the first release
             Path(trainer.default_root_dir).mkdir(parents=True, exist_ok=True)
             with TemporaryDirectory(prefix="rehearsal-", dir=trainer.default_root_dir) as folder:
                 trainer.save_checkpoint(Path(folder, "first.ckpt"))

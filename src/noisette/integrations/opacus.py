@@ -35,8 +35,8 @@ class PrivacyEngine:
     """Makes a model, an optimizer and a loader private, by the arguments of Opacus' ``PrivacyEngine``.
 
     The model is called as :class:`~noisette.integrations.boundary.Boundary` says. As with Opacus, the criterion is
-    yours: the loss is a mean or a sum over rows, in which each record's term depends on its own row of the outputs
-    alone. So is what the loop computes from a batch in front of the model, and what it prints.
+    yours, a mean or a sum in which each record's term depends on its own row of the outputs alone, as is what the loop
+    computes in front of the model and what it prints.
 
     Args:
         accountant: ``"prv"`` (the privacy loss distribution), ``"rdp"`` or ``"gdp"``.
@@ -76,15 +76,13 @@ class PrivacyEngine:
         Args:
             module, optimizer: the model, and an optimizer of its trainable parameters, which gets the attributes
                 ``noise_multiplier``, ``max_grad_norm`` and ``expected_batch_size``.
-            data_loader: its data set, collate function and batch size are taken; batches are Poisson samples of that
-                expected size.
+            data_loader: its data set, collate function and batch size are taken; batches are Poisson samples.
             noise_multiplier, max_grad_norm: the clipping norm of one example, and the noise in units of it.
             public_size: declared number of records. Opacus takes the length of the data set, which is private.
             loss_reduction: ``"mean"``, or ``"sum"`` for a loss that adds up its rows.
             batch_first, poisson_sampling, noise_generator: what would not be private is refused.
             clipping: ``"flat"``, ``"per_layer"`` or ``"automatic"``.
-            grad_sample_mode: accepted; gradients are the same in each mode. With ``"ghost"`` ``criterion`` is returned
-                as well, in front of the loader, as it is.
+            grad_sample_mode: accepted; with ``"ghost"`` ``criterion`` is returned as well, in front of the loader.
             budget: of :meth:`make_private_with_epsilon`.
 
         Guarantee: that of :func:`noisette.privatize`, which raises a ``PrivacyError`` where it does not hold.
@@ -160,9 +158,8 @@ class PrivacyEngine:
 class PrivateModule(nn.Module):
     """The model of a private loop, behind the :class:`~noisette.integrations.boundary.Boundary` at its outputs.
 
-    Tensors among the arguments, and those that are returned, have a row for each record; a number of each row, such as
-    its loss, comes back as their mean, or with ``loss_reduction="sum"`` as their sum. In ``eval`` mode, under
-    ``torch.no_grad`` and after the last step it is the model itself.
+    A number of each row, such as its loss, comes back as their mean, or with ``loss_reduction="sum"`` as their sum. In
+    ``eval`` mode, under ``torch.no_grad`` and after the last step it is the model itself.
     """
 
     def __init__(self, module: nn.Module, boundary: Boundary) -> None:

@@ -25,7 +25,7 @@ from torch.optim.swa_utils import AveragedModel
 from noisette import errors as checks
 from noisette.accounting import Ledger
 from noisette.accounting.calibrate import SEE_PLAN
-from noisette.data.columns import Columns, Date, Ignored, Number
+from noisette.data.columns import Columns, Date, Number
 from noisette.data.dataset import refuse
 from noisette.errors import plain
 from noisette.nn.models.networks import UnitNorm
@@ -116,26 +116,6 @@ def bounds_of_rows(rows: np.ndarray) -> Pair:
     return low, np.where(low < high, high, low + np.maximum(1.0, np.abs(low)))
 
 
-def columns_of(columns: Columns | Path | str) -> Columns:
-    """The declared columns, read where a file is named; numbers without bounds are refused by name."""
-    declared = columns if isinstance(columns, Columns) else Columns.read(columns)
-    found = [name for name, kind in declared.declared.items() if isinstance(kind, Number) and kind.low is None]
-    refuse("columns", [f"{name!r}: declare low and high, by which its values are scaled" for name in found])
-    return declared
-
-
-def bounds_of_columns(columns: Columns) -> np.ndarray:
-    """The lowest and the highest value of each input that the columns make, float64, shape (2, inputs)."""
-    low = [
-        -1.0 if isinstance(column, Number | Date) and place == 0 else 0.0
-        for name in columns.names
-        for column in [columns.declared[name]]
-        if not isinstance(column, Ignored)
-        for place in range(len(column.inputs(name)))
-    ]
-    return np.array([low, np.ones(len(low))])
-
-
 class Knots(nn.Module):
     """Each number in [0, 1], and the heights of ``knots`` triangles above it: (b, n) to (b, n + n * knots).
 
@@ -145,8 +125,7 @@ class Knots(nn.Module):
 
     def __init__(self, knots: int) -> None:
         super().__init__()
-        self.tops: Tensor
-        self.register_buffer("tops", torch.arange(1, knots + 1, dtype=torch.get_default_dtype()))
+        self.tops = nn.Buffer(torch.arange(1, knots + 1, dtype=torch.get_default_dtype()))
 
     def forward(self, x: Tensor) -> Tensor:
         heights = 1 - (x.unsqueeze(2) * len(self.tops) - self.tops).abs()
@@ -249,7 +228,15 @@ class PrivateEstimator(BaseEstimator):
     def _validated(self, X: Any, y: Any) -> tuple[Any, np.ndarray]:  # noqa: N803
         """Rows of numbers, or a frame whose columns are declared, and targets; the shape of a row is noted."""
         if is_regressor(self):
-            _check_numeric_targets(np.asarray(y))
+            given = np.asarray(y)
+            if given.dtype.kind == "c":
+                raise ValueError("Complex data not supported: y holds complex numbers; fit their parts one by one")
+            of_objects = given.ravel() if given.dtype.kind == "O" else ()
+            if given.dtype.kind in "UST" or any(isinstance(value, str | bytes) for value in of_objects):
+                raise ValueError(
+                    "y holds texts, where numbers were expected: convert them, as by y.astype(float), or use "
+                    "PrivateClassifier"
+                )
         if self.columns is None:
             rows, targets = _numbers(self, X, y, y_numeric=is_regressor(self))
             return rows, np.asarray(targets)
@@ -305,16 +292,15 @@ class PrivateEstimator(BaseEstimator):
             ledger=self.ledger,
         )
         with run:
-            self.learning_rate_ = plain(self.learning_rate)
-            if self.learning_rate_ is None:
-                self.learning_rate_ = defaults.learning_rate_for(
-                    dimensions=weights,
-                    noise_multiplier=run.noise_multiplier,
-                    expected_batch_size=self.batch_size_,
-                    steps=run.steps,
-                    momentum=defaults.MOMENTUM,
-                    curvature=self._curvature,
-                )
+            by_noise = defaults.learning_rate_for(
+                dimensions=weights,
+                noise_multiplier=run.noise_multiplier,
+                expected_batch_size=self.batch_size_,
+                steps=run.steps,
+                momentum=defaults.MOMENTUM,
+                curvature=self._curvature,
+            )
+            self.learning_rate_ = by_noise if self.learning_rate is None else plain(self.learning_rate)
             optimizer.param_groups[0]["lr"] = self.learning_rate_
             _warn_of_noise(run, self.batch_size_, weights)
             self.model_ = nn.Sequential(fixed, _train(run, model, fixed, loss))
@@ -331,8 +317,12 @@ class PrivateEstimator(BaseEstimator):
         elif self.bounds is not None:
             raise ValueError("declare bounds or columns, whose numbers have bounds of their own, not both")
         else:
-            self.columns_ = columns_of(self.columns)
-            self.bounds_ = bounds_of_columns(self.columns_)
+            self.columns_ = self.columns if isinstance(self.columns, Columns) else Columns.read(self.columns)
+            kinds = self.columns_.declared
+            found = [name for name, kind in kinds.items() if isinstance(kind, Number) and kind.low is None]
+            refuse("columns", [f"{name!r}: declare low and high, by which its values are scaled" for name in found])
+            low = [-1.0 if isinstance(kinds.get(name), Number | Date) else 0.0 for name in self.columns_.inputs]
+            self.bounds_ = np.array([low, np.ones(len(low))])
 
     def _inputs(self, X: Any) -> Tensor:  # noqa: N803
         """Rows with each number clipped to its declared bounds and mapped to [0, 1], float32."""
@@ -359,16 +349,6 @@ class PrivateEstimator(BaseEstimator):
         return tags
 
 
-def _check_numeric_targets(targets: np.ndarray) -> None:
-    kind = targets.dtype.kind
-    if kind in "UST" or (kind == "O" and any(isinstance(value, str | bytes) for value in targets.ravel())):
-        raise ValueError(
-            "y holds texts, where numbers were expected: convert them, as by y.astype(float), or use PrivateClassifier"
-        )
-    if kind == "c":
-        raise ValueError("Complex data not supported: y holds complex numbers; fit their parts one by one")
-
-
 def _numbers(estimator: Any, *given: Any, **how: bool) -> Any:
     """Rows, and targets if given, as :func:`validate_data` returns them; errors contain no values of the rows."""
     try:
@@ -384,8 +364,8 @@ def _numbers(estimator: Any, *given: Any, **how: bool) -> Any:
 class PrivateClassifier(ClassifierMixin, PrivateEstimator):
     """Classifier with differential privacy: logistic regression on fixed piecewise linear features, or a small network.
 
-    Each number gets ``n_knots`` fixed triangles within its declared bounds as further inputs, each row is scaled to
-    norm one, and the weights are trained by DP-SGD with settings that need no search (``training.defaults``).
+    Each number gets ``n_knots`` fixed triangles within its declared bounds as further inputs, rows are scaled to norm
+    one, and weights are trained by DP-SGD with settings that need no search (``training.defaults``).
 
     Args:
         epsilon: the privacy budget of a fit together with everything in ``ledger``.
@@ -444,7 +424,11 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
             self.classes_ = _declared_labels(labels)
             codes, outputs = _codes(self.classes_, y), len(self.classes_)
             weights = None if self.class_weight is None else _weights(self.class_weight, self.classes_)
-        return self._fit(X, codes, outputs, partial(_cross_entropy, weights), declared)
+
+        def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+            return F.cross_entropy(model(x), y, weights, reduction="sum")
+
+        return self._fit(X, codes, outputs, loss, declared)
 
     def predict_proba(self, X: Any) -> np.ndarray:  # noqa: N803
         """The probability of each class in the order of ``classes_``, shape (n, classes)."""
@@ -457,10 +441,6 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
         """The most probable class of each row, shape (n,)."""
         highest = self._outputs(X).argmax(dim=1).numpy()  # which checks first that there was a fit
         return self.classes_[highest]
-
-
-def _cross_entropy(weights: Tensor | None, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(model(x), y, weights, reduction="sum")
 
 
 def _weights(given: Any, labels: np.ndarray) -> Tensor:
@@ -483,18 +463,17 @@ def _declared_labels(labels: Sequence[Any] | int) -> np.ndarray:
     labels = list(range(number) if isinstance(number, int) else number)
     sorted_ = np.unique(np.asarray(labels))
     if len(sorted_) < len(labels):
-        raise ValueError(f"expected different classes, got {list(labels)}")
+        raise ValueError(f"expected different classes, got {labels}")
     if len(sorted_) < 2:
         raise ValueError(f"a classifier needs two classes or more, got {len(sorted_)} class")
     return sorted_
 
 
 def _codes(labels: np.ndarray, y: np.ndarray) -> Tensor:
-    known = np.isin(y, labels)
-    if not known.all():
+    if len(unknown := np.flatnonzero(~np.isin(y, labels))):
         raise ValueError(
-            f"y holds labels that are not among the {len(labels)} declared classes, such as that of row "
-            f"{int(np.flatnonzero(~known)[0])}; declare every label that is possible"
+            f"y holds labels that are not among the {len(labels)} declared classes, such as that of row {unknown[0]}; "
+            "declare every label that is possible"
         )
     return torch.as_tensor(np.searchsorted(labels, y), dtype=torch.int64)
 
@@ -527,15 +506,14 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):
         if pair is not None:
             low, high = self.target_bounds_ = feature_bounds(pair, None, 1, "target_bounds")[:, 0]
             scaled = 2 * (np.clip(y, low, high) - low) / (high - low) - 1
-        targets = torch.as_tensor(scaled, dtype=torch.float32)
-        return self._fit(X, targets, 1, _squared_error, declared)
+
+        def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+            return (model(x)[:, 0] - y).square() / 2
+
+        return self._fit(X, torch.as_tensor(scaled, dtype=torch.float32), 1, loss, declared)
 
     def predict(self, X: Any) -> np.ndarray:  # noqa: N803
         """The prediction for each row, within ``target_bounds``, shape (n,)."""
         scores = self._outputs(X)[:, 0].clamp(-1, 1).numpy()
         low, high = self.target_bounds_
         return low + (scores + 1) * (high - low) / 2
-
-
-def _squared_error(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return (model(x)[:, 0] - y).square() / 2

@@ -139,14 +139,11 @@ class _State:
 
     def __init__(self, state: Any) -> None:
         self._state = state
-        self._read: set[str] = set()
+        self._names_read: set[str] = set()
 
     def __getattr__(self, name: str) -> Any:
-        self._read.add(name)
+        self._names_read.add(name)
         return getattr(self._state, name)
-
-    def values_read(self) -> list[Any]:
-        return [getattr(self._state, name) for name in sorted(self._read)]
 
 
 def _loss_of_one(compute_loss: Any, numbers: object, model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
@@ -416,7 +413,16 @@ class PrivateTrainer(Trainer):
             if self.args.save_strategy != "no" and not run.steps_spent:
                 with TemporaryDirectory(prefix="rehearsal-", dir=_folder(self.args)) as folder:
                     self._write_checkpoint(run, Path(folder))
-                    self._check_disk(run, sum(file.stat().st_size for file in Path(folder).rglob("*")))
+                    size = sum(file.stat().st_size for file in Path(folder).rglob("*"))
+                steps, most = self.state.save_steps, self.args.save_total_limit
+                number = run.steps_left // steps if self.args.save_strategy == "steps" and steps else 1
+                number = min(number, most + 1) if most else number
+                if (free := shutil.disk_usage(_folder(self.args)).free) < number * size:
+                    raise ValueError(
+                        f"{number} checkpoints of {size:,} bytes or more do not fit in {self.args.output_dir}, where "
+                        f"{free:,} bytes are free: give save_total_limit, larger save_steps or another output_dir. No "
+                        "step was taken"
+                    )
         finally:
             (self.callback_handler, self.state, self.control), self._is_silent = kept, False
         self.model.train()
@@ -429,18 +435,6 @@ class PrivateTrainer(Trainer):
             with suppress(Exception):
                 return self.evaluate(few.get("", few))
         return self.evaluate()
-
-    def _check_disk(self, run: PrivateRun, size: int) -> None:
-        """Check that the checkpoints to come, each of at least so many bytes, fit on the disk."""
-        args, steps = self.args, self.state.save_steps
-        number = run.steps_left // steps if args.save_strategy == "steps" and steps else 1
-        if args.save_total_limit:
-            number = min(number, args.save_total_limit + 1)
-        if (free := shutil.disk_usage(_folder(args)).free) < number * size:
-            raise ValueError(
-                f"{number} checkpoints of {size:,} bytes or more do not fit in {args.output_dir}, where {free:,} bytes "
-                "are free: give save_total_limit, larger save_steps or another output_dir. No step was taken"
-            )
 
     def _train(self, run: PrivateRun) -> None:
         steps_of_epoch = math.ceil(round(1 / run.sampling_rate, 9))
@@ -487,7 +481,8 @@ class PrivateTrainer(Trainer):
         state, of_loss = self.state, self._state_of_loss
         assert of_loss is not None, "set by train"
         # A captured step is kept while numbers of the trainer, its arguments and what was read of its state stay.
-        values = [*vars(self).values(), *vars(self.args).values(), *of_loss.values_read()]
+        of_state = [getattr(state, name) for name in sorted(of_loss._names_read)]
+        values = [*vars(self).values(), *vars(self.args).values(), *of_state]
         numbers = tuple([value for value in values if isinstance(value, _NUMBERS)])
         self.state, self._is_silent = cast(Any, of_loss), True
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -78,37 +78,29 @@ def check_stated_bounds(
 def largest_gradient_ratio(
     model: nn.Module, shape: tuple[int, ...], limit: float, sensitivities: Mapping[str, float]
 ) -> float:
-    """The largest ratio of one example's gradient norm to its bound that the search found, over all parameters.
-
-    ``limit`` is the norm of the gradient with respect to the scores.
-    """
-    bounds = [(model.get_parameter(name), bound) for name, bound in sensitivities.items()]
+    """The largest ratio of a gradient norm to its bound that a search finds; ``limit`` is that at the scores."""
+    parameters, bounds = [model.get_parameter(name) for name in sensitivities], list(sensitivities.values())
     largest = 0.0
     with torch.random.fork_rng(), torch.enable_grad(), ModelBuffers(model).lent():
         torch.manual_seed(0)
         for _ in range(_STARTS):
-            start = torch.randn(1, *shape).to(bounds[0][0])
+            x = torch.randn(1, *shape).to(parameters[0])
             with suppress(RuntimeError):  # an operation without a second derivative ends the search
-                for ratio in _ascent(model, start, limit, bounds):
-                    largest = max(largest, ratio)
+                cotangent = torch.randn_like(model(x).detach())
+                for _ in range(_STEPS):  # of an ascent over the input and the score gradient
+                    x, cotangent = x.detach().requires_grad_(), cotangent.detach().requires_grad_()
+                    direction = limit * cotangent / cotangent.norm()
+                    gradients = torch.autograd.grad((model(x) * direction).sum(), parameters, create_graph=True)
+                    # Squared ratios, because a norm has no derivative at zero.
+                    ratios = torch.stack([g.square().sum() / s**2 for g, s in zip(gradients, bounds, strict=True)])
+                    largest = max(largest, float(ratios.detach().max().sqrt()))
+                    climbs = torch.autograd.grad(ratios.sum(), [x, cotangent], materialize_grads=True)
+                    x, cotangent = (
+                        value
+                        + _STEP_SIZE * value.norm() * climb / climb.norm().clamp(min=torch.finfo(climb.dtype).tiny)
+                        for value, climb in zip((x, cotangent), climbs, strict=True)
+                    )
     return largest
-
-
-def _ascent(model: nn.Module, x: Tensor, limit: float, bounds: Sequence[tuple[Tensor, float]]) -> Iterator[float]:
-    """The ratio at each step of an ascent over the input and the score gradient, whose norm stays at ``limit``."""
-    cotangent = torch.randn_like(model(x).detach())
-    for _ in range(_STEPS):
-        x, cotangent = x.detach().requires_grad_(), cotangent.detach().requires_grad_()
-        direction = limit * cotangent / cotangent.norm()
-        gradients = torch.autograd.grad((model(x) * direction).sum(), [p for p, _ in bounds], create_graph=True)
-        # Squared ratios, because a norm has no derivative at zero.
-        ratios = torch.stack([g.square().sum() / bound**2 for g, (_, bound) in zip(gradients, bounds, strict=True)])
-        yield float(ratios.detach().max().sqrt())
-        climbs = torch.autograd.grad(ratios.sum(), [x, cotangent], materialize_grads=True)
-        x, cotangent = (
-            value + _STEP_SIZE * value.norm() * climb / climb.norm().clamp(min=torch.finfo(climb.dtype).tiny)
-            for value, climb in zip((x, cotangent), climbs, strict=True)
-        )
 
 
 class LossWatch(TorchFunctionMode):
@@ -200,14 +192,13 @@ def recorded_calls(model: nn.Module, shape: tuple[int, ...]) -> Iterator[list[Mo
     found = [(hooks, dict(hooks)) for hooks in _hooks(model) if hooks]
     for hooks, _ in found:
         hooks.clear()
-    measured = [module for module in model.modules() if is_measured(module)]
-    handles = [module.register_forward_hook(check_measured_shape) for module in measured]
-    handles.append(model.register_forward_hook(record, with_kwargs=True))
     try:
-        yield calls
+        with ExitStack() as ours:
+            for module in filter(is_measured, model.modules()):
+                ours.enter_context(module.register_forward_hook(check_measured_shape))
+            ours.enter_context(model.register_forward_hook(record, with_kwargs=True))
+            yield calls
     finally:
-        for handle in handles:
-            handle.remove()
         for hooks, kept in found:
             hooks.update(kept)
 
@@ -310,9 +301,8 @@ class LayerBound:
 class LipschitzBound:
     """Derives the sensitivity of each parameter from the Lipschitz constants of the layers, the input and the loss.
 
-    Only the gradient with respect to the scores is clipped, a vector as short as the scores, so a step takes as long as
-    one without privacy. The weights are projected back onto their sets after each step. Nothing is attached to the
-    model between calls of :meth:`accumulate`.
+    Only the gradient at the scores is clipped, so a step takes as long as one without privacy. Weights are projected
+    back onto their sets after each step. Nothing is attached to the model between calls of :meth:`accumulate`.
 
     Args:
         model: layers of ``noisette.nn.lipschitz`` and torch modules that have a bound, with a ``BoundedInput`` in front
@@ -320,8 +310,7 @@ class LipschitzBound:
         loss: of ``noisette.nn.lipschitz``; gradients of the loss that is trained are scaled down to its Lipschitz
             constant.
         input_shape: of one example, without the batch axis; bounds depend on it, so others are refused.
-        logit_clipping: clips each example's gradient with respect to the scores below the Lipschitz constant of the
-            loss: ``FlatClipping(C)``.
+        logit_clipping: clips each example's gradient at the scores below that constant: ``FlatClipping(C)``.
         slack: relative increase of every sensitivity that covers rounding errors.
 
     Guarantee: adding or removing one example changes each sum by at most its bound, for every input and every label,
@@ -329,8 +318,7 @@ class LipschitzBound:
     Source: Bethune et al. 2024, algorithms 1 and 2.
 
     Raises:
-        PrivacyError: a module with trainable parameters has no bound, no module bounds a trainable parameter, or an
-            example was found that exceeds the bounds that a module of the user's states.
+        PrivacyError: a trainable parameter has no bound, or an example exceeds what a module of the user's states.
 
     >>> from noisette.nn.lipschitz import BoundedInput, SpectralLinear, TauCrossEntropy
     >>> model = nn.Sequential(BoundedInput(2.0), SpectralLinear(4, 3))
@@ -491,9 +479,8 @@ class LipschitzBound:
     def shares(self, sensitivities: Mapping[str, float]) -> dict[str, float]:
         """The share of each parameter in the noise budget of a release; they add up to one.
 
-        The total noise variance, over all elements, is the least for the noise multiplier: with p elements in a
-        parameter, sum p s^2 over the deviations s is minimal subject to sum (sensitivity / s)^2 = 1 / sigma^2 where s^2
-        is in proportion to sensitivity / sqrt(p).
+        The total noise variance is the least: with p elements in a parameter, sum p s^2 over the deviations s is
+        minimal subject to sum (sensitivity / s)^2 = 1 / sigma^2 where s^2 is in proportion to sensitivity / sqrt(p).
         """
         parts = {name: bound * math.sqrt(self.parameters[name].numel()) for name, bound in sensitivities.items()}
         total = sum(parts.values())

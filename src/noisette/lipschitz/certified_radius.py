@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from noisette.lipschitz import Constrained, NormBound, propagation
-from noisette.lipschitz.blocks import BoundedInput, SphereInput
-from noisette.lipschitz.layers import per_example_norms
+from noisette.lipschitz.layers import BoundedInput, SphereInput, per_example_norms
 from noisette.lipschitz.projections import project
 
 _AT_ONCE = 1000  # examples per call of the model
@@ -71,7 +70,16 @@ def certified_accuracy(model: nn.Module, inputs: Tensor, targets: Tensor, radii:
 def _classes_and_radii(model: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
     """Predicted classes and certified radii, shape (b,) each."""
     layers = propagation.layers(_projected_copy(model), NormBound(math.inf, tuple(inputs.shape[1:])))
-    _require_lipschitz(layers)
+    unknown = [
+        f"{name} ({type(layer).__name__})" if name else type(layer).__name__
+        for name, layer, x in layers
+        if type(layer) is not SphereInput and not _lipschitz_constant(layer, x) < math.inf
+    ]
+    if unknown:
+        raise ValueError(
+            f"layers without a Lipschitz constant: {', '.join(unknown)}. No radius is known in front of them; certify "
+            "their output instead: certify(model[k:], model[:k](inputs)), where the first k layers hold them"
+        )
     classes, radii = zip(*(_certify_batch(layers, batch) for batch in inputs.split(_AT_ONCE)), strict=True)
     return torch.cat(classes), torch.cat(radii)
 
@@ -83,39 +91,18 @@ def _projected_copy(model: nn.Module) -> nn.Module:
         if type(module) is nn.Dropout:
             module.p = 0.0  # it does nothing in evaluation mode, but its bound is that of training
     project(copied)
-    outside = [
-        f"{name} ({type(module).__name__})"
-        for (name, module), original in zip(copied.named_modules(), model.modules(), strict=True)
-        if _differs(module, original)
-    ]
+    outside = []
+    for (name, module), original in zip(copied.named_modules(), model.modules(), strict=True):
+        if isinstance(module, Constrained) and isinstance(original, Constrained):
+            projected, weight = module.matrices().double(), original.matrices().double()
+            if (projected - weight).norm() > _ROUNDING * weight.norm():
+                outside.append(f"{name} ({type(module).__name__})")
     if outside:
         raise ValueError(
             f"weights outside of their set, so their Lipschitz constants are unknown: {', '.join(outside)}. "
             "LipschitzBound keeps weights in their sets; noisette.lipschitz.projections.project(model) projects them"
         )
     return copied
-
-
-def _differs(module: nn.Module, original: nn.Module) -> bool:
-    """Whether the projection has changed the weight of a module."""
-    if not isinstance(module, Constrained) or not isinstance(original, Constrained):
-        return False
-    projected, weight = module.matrices().double(), original.matrices().double()
-    return bool((projected - weight).norm() > _ROUNDING * weight.norm())
-
-
-def _require_lipschitz(layers: Sequence[tuple[str, nn.Module, NormBound]]) -> None:
-    """Raise ValueError naming the layers without a Lipschitz constant, but for a :class:`SphereInput`."""
-    unknown = [
-        f"{name} ({type(layer).__name__})" if name else type(layer).__name__
-        for name, layer, x in layers
-        if type(layer) is not SphereInput and not _lipschitz_constant(layer, x) < math.inf
-    ]
-    if unknown:
-        raise ValueError(
-            f"layers without a Lipschitz constant: {', '.join(unknown)}. No radius is known in front of them; certify "
-            "their output instead: certify(model[k:], model[:k](inputs)), where the first k layers hold them"
-        )
 
 
 def _certify_batch(layers: Sequence[tuple[str, nn.Module, NormBound]], x: Tensor) -> tuple[Tensor, Tensor]:
@@ -143,17 +130,14 @@ def _score_radii(scores: Tensor) -> tuple[Tensor, Tensor]:
 
 def _input_radii(layer: nn.Module, x: NormBound, norms: Tensor, radii: Tensor) -> Tensor:
     """Radii at the input of a layer from radii at its output, for inputs of these norms."""
-    match layer:
-        case BoundedInput(x0=size) if type(layer) is BoundedInput:
-            # The projection is 1-Lipschitz everywhere, and contracts between two points that both lie outside.
-            outside = torch.minimum(2 * radii * norms / (2 * size + radii), norms - size)
-            return torch.where(norms < _LARGEST_NORM, torch.maximum(radii, outside), 0.0)
-        case SphereInput(x0=size) if type(layer) is SphereInput:
-            # The scaling contracts outside of the sphere and expands inside.
-            known = (norms < _LARGEST_NORM) & (norms > _SMALLEST_NORM * size)
-            return torch.where(known, 2 * radii * norms / (2 * size + radii), 0.0)
-        case _:
-            return radii / _lipschitz_constant(layer, x)
+    if not isinstance(layer, BoundedInput) or type(layer) not in (BoundedInput, SphereInput):
+        return radii / _lipschitz_constant(layer, x)
+    apart = 2 * radii * norms / (2 * layer.x0 + radii)
+    if type(layer) is SphereInput:  # the scaling contracts outside of the sphere and expands inside
+        return torch.where((norms < _LARGEST_NORM) & (norms > _SMALLEST_NORM * layer.x0), apart, 0.0)
+    # The projection is 1-Lipschitz everywhere, and contracts between two points that both lie outside.
+    outside = torch.minimum(apart, norms - layer.x0)
+    return torch.where(norms < _LARGEST_NORM, torch.maximum(radii, outside), 0.0)
 
 
 def _lipschitz_constant(layer: nn.Module, x: NormBound) -> float:

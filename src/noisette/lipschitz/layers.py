@@ -1,7 +1,8 @@
-"""Layers with known Lipschitz constants."""
+"""Layers and losses with known Lipschitz constants, inputs of bounded norm, and blocks of layers."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -10,10 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from noisette import errors as checks
+from noisette.lipschitz import propagation
 from noisette.lipschitz.projections import Constrained, Orthogonal, project
-from noisette.lipschitz.propagation import NormBound, Projection, Sensitivities, Stretching
+from noisette.lipschitz.propagation import NormBound, Projection, Sensitivities, Shown, Stretching
 
-__all__ = ["GroupSort2", "LayerCentering", "PatchConv2d", "SpectralConv2d", "SpectralLinear"]
+__all__ = ["BoundedInput", "GroupSort2", "HuberLoss", "LayerCentering", "MixerBlock", "PatchConv2d", "Scale"]
+__all__ += ["SpectralConv2d", "SpectralLinear", "SphereInput", "TauBCE", "TauCrossEntropy", "TokenMix"]
 
 F = nn.functional
 Shape = tuple[int, ...]
@@ -42,23 +45,7 @@ def per_example_norms(x: Tensor) -> Tensor:
     return torch.linalg.vector_norm(x.flatten(1) if x.dim() > 1 else x.unsqueeze(1), dim=1, dtype=torch.float64)
 
 
-class _SpectralMap(Constrained):
-    """A linear map by ``weight``, whose certified norm is its Lipschitz constant."""
-
-    weight: nn.Parameter
-
-    def output_shape(self, shape: Shape) -> Shape:
-        """Shape of one example's output; ValueError if the map cannot take an example of this shape."""
-        raise NotImplementedError
-
-    def bound_forward(self, x: NormBound) -> NormBound:
-        return NormBound(self.norm * x.norm, self.output_shape(x.shape))
-
-    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
-        return self.norm * g, {self.weight: g * x.norm}
-
-
-class SpectralLinear(_SpectralMap):
+class SpectralLinear(Constrained):
     """A 1-Lipschitz linear map of the last axis, without bias; its weight is initialised orthogonal.
 
     Inputs are (b, in_features) or (b, positions, in_features), with any number of position axes.
@@ -152,12 +139,11 @@ def _max_overlap(side: int, outputs: int, taps: int, stride: int, padding: int) 
     return max((count for pixel, count in windows_at.items() if 0 <= pixel < side), default=1)
 
 
-class SpectralConv2d(_SpectralMap):
+class SpectralConv2d(Constrained):
     """A 1-Lipschitz convolution without bias, padded with zeros.
 
     ``weight``, reshaped to one row per output channel, has a spectral norm of at most one. The kernel is ``weight``
-    divided by the square root of the largest number of windows that contain one pixel, which is counted exactly for the
-    size of each input.
+    divided by the root of the largest number of windows with one pixel in common, counted for the size of each input.
 
     Guarantee: as for :class:`SpectralLinear`, because the norm of all patches together is at most that square root
     times the norm of the image.
@@ -228,3 +214,284 @@ class PatchConv2d(SpectralConv2d):
 
     def __init__(self, in_channels: int, out_channels: int, patch: int, projection: Projection = ORTHOGONAL) -> None:
         super().__init__(in_channels, out_channels, patch, stride=patch, projection=projection)
+
+
+_NO_DIRECTION = 1e-30  # in units of the radius: a shorter example is too close to underflow to be scaled up
+
+
+class BoundedInput(Shown):
+    """Scales each example down to a Euclidean norm of at most ``x0``, over all its elements.
+
+    It is the first layer of a model; it may stand inside too, as behind a bias. An example with an element that is not
+    finite becomes zeros.
+
+    Guarantee: ``x0`` must be a public constant. A maximum, mean or standard deviation of the private examples would
+    disclose information about them.
+
+    >>> BoundedInput(x0=5.0)(torch.tensor([[6.0, 8.0], [0.3, 0.4], [math.nan, 1.0]])).tolist()
+    [[3.0, 4.0], [0.30000001192092896, 0.4000000059604645], [0.0, 0.0]]
+    """
+
+    def __init__(self, x0: float) -> None:
+        super().__init__()
+        checks.positive(x0=x0)
+        self.x0 = x0
+
+    def forward(self, x: Tensor) -> Tensor:
+        norms = per_example_norms(x) / self.x0
+        return _divide(x, norms.clamp(min=1), norms.isfinite())
+
+    def bound_forward(self, x: NormBound) -> NormBound:
+        return NormBound(min(x.norm, self.x0), x.shape)
+
+    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
+        return g, {}
+
+
+class SphereInput(BoundedInput):
+    """Scales each example to a Euclidean norm of ``x0``, over all its elements; an example of zeros does not change.
+
+    Bounds are tighter than behind :class:`BoundedInput`, because every norm equals its bound. The map has no Lipschitz
+    constant near zero, so no layer in front of it can train. ``x0`` must be public here too.
+
+    >>> SphereInput(x0=5.0)(torch.tensor([[6.0, 8.0], [0.0, 0.1], [0.0, 0.0]])).tolist()
+    [[3.0, 4.0], [0.0, 5.0], [0.0, 0.0]]
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        norms = per_example_norms(x) / self.x0
+        return _divide(x, norms, norms > _NO_DIRECTION)
+
+    def bound_forward(self, x: NormBound) -> NormBound:
+        return NormBound(self.x0, x.shape)
+
+    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
+        return math.inf, {}
+
+
+def _divide(x: Tensor, divisors: Tensor, keep: Tensor) -> Tensor:
+    """Each example divided by its own divisor, shape (b,); zeros where ``keep`` is false or the divisor not finite."""
+    keep = keep & divisors.isfinite()
+    rows = (len(x), *[1] * (x.dim() - 1))
+    # A division, because the reciprocal of a large number loses digits. A divisor beyond the range of x.dtype becomes
+    # infinite and gives zeros.
+    quotients = x / torch.where(keep, divisors, 1.0).to(x.dtype).view(rows)
+    return torch.where(keep.view(rows), quotients, 0.0)
+
+
+class Scale(Stretching):
+    """Multiplies by a constant.
+
+    >>> Scale(-2.0).bound_forward(NormBound(3.0, (5,))).norm
+    6.0
+    """
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        if not math.isfinite(factor):
+            raise ValueError(f"expected a finite factor, got factor={factor}")
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.factor * x
+
+    def constant(self, shape: Shape) -> float:
+        return abs(self.factor)
+
+
+class TokenMix(nn.Module):
+    """Applies a module of the last axis along the tokens of (b, tokens, channels).
+
+    >>> TokenMix(SpectralLinear(9, 4))(torch.zeros(2, 9, 5)).shape
+    torch.Size([2, 4, 5])
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.module(x.transpose(1, 2)).transpose(1, 2)
+
+    def bound_forward(self, x: NormBound) -> NormBound:
+        return _transposed(propagation.forward(self.module, _transposed(x)))
+
+    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
+        return propagation.backward(self.module, _transposed(x), g)
+
+
+class MixerBlock(nn.Module):
+    """Mixes the tokens of each channel, then the channels of each token; the shape does not change.
+
+    Inputs are maps (b, channels, height, width) with ``tokens`` positions. Each half is a linear layer,
+    :class:`GroupSort2`, :class:`LayerCentering` and a linear layer, as wide as its axis, or one more where that is odd.
+
+    Source: Tolstikhin et al. 2021 for the block; Bethune et al. 2024 for its Lipschitz form.
+
+    >>> block = MixerBlock(tokens=49, channels=64)
+    >>> block(torch.zeros(2, 64, 7, 7)).shape
+    torch.Size([2, 64, 7, 7])
+    """
+
+    def __init__(self, tokens: int, channels: int, projection: Projection = ORTHOGONAL) -> None:
+        super().__init__()
+        checks.count(tokens=tokens, channels=channels)
+        self.tokens, self.channels = tokens, channels
+        self.mix_tokens = TokenMix(_mlp(tokens, projection))
+        self.mix_channels = _mlp(channels, projection)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed = self.mix_channels(self.mix_tokens(x.flatten(2).transpose(1, 2)))
+        return mixed.transpose(1, 2).reshape(x.shape)
+
+    def bound_forward(self, x: NormBound) -> NormBound:
+        between = propagation.forward(self.mix_tokens, self._as_sequence(x))
+        return NormBound(propagation.forward(self.mix_channels, between).norm, x.shape)
+
+    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
+        sequence = self._as_sequence(x)
+        g, of_channels = propagation.backward(self.mix_channels, propagation.forward(self.mix_tokens, sequence), g)
+        g, of_tokens = propagation.backward(self.mix_tokens, sequence, g)
+        return g, propagation.sum_sensitivities([of_tokens, of_channels])
+
+    def _as_sequence(self, x: NormBound) -> NormBound:
+        if len(x.shape) != 3 or (x.shape[0], x.shape[1] * x.shape[2]) != (self.channels, self.tokens):
+            raise ValueError(f"this MixerBlock takes {self.channels} maps of {self.tokens} positions, got {x.shape}")
+        return NormBound(x.norm, (self.tokens, self.channels))
+
+
+def _mlp(width: int, projection: Projection) -> nn.Sequential:
+    """Two linear layers over the last axis with the activation and the centring between them."""
+    hidden = width + width % 2
+    return nn.Sequential(
+        SpectralLinear(width, hidden, projection),
+        GroupSort2(dim=-1),
+        LayerCentering(-1),
+        SpectralLinear(hidden, width, projection),
+    )
+
+
+def _transposed(x: NormBound) -> NormBound:
+    if len(x.shape) != 2:
+        raise ValueError(f"tokens are mixed in examples of shape (tokens, channels), got {x.shape}")
+    return NormBound(x.norm, (x.shape[1], x.shape[0]))
+
+
+def score_norm_bound(logit_bound: float | None) -> float:
+    """The bound on the norm of the scores; infinite if ``None``."""
+    if logit_bound is not None and not logit_bound >= 0:
+        raise ValueError(f"expected logit_bound >= 0, got logit_bound={logit_bound}")
+    return math.inf if logit_bound is None else logit_bound
+
+
+def _whole_below(classes: int, scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """The targets, and 1 for each, or NaN where it is no class; an error would show that the record is there."""
+    _check_one_per_example(scores, targets)
+    known = (targets >= 0) & (targets < classes) & (targets == targets.long())
+    return torch.where(known, targets, 0).long(), one_or_nan(known, scores)
+
+
+def one_or_nan(known: Tensor, scores: Tensor) -> Tensor:
+    """1 where a target is known, else NaN, (b,): a loss times NaN, and its gradient, add nothing to a bounded sum."""
+    return torch.where(known, 1.0, math.nan).to(scores.dtype)
+
+
+def _check_one_per_example(scores: Tensor, targets: Tensor) -> None:
+    if targets.shape != scores.shape[:1]:
+        raise ValueError(
+            f"expected one target for each of {len(scores)} examples, got targets of shape {tuple(targets.shape)}"
+        )
+
+
+def single_score(scores: Tensor) -> Tensor:
+    """The one score of each example, shape (b,)."""
+    if scores.dim() == 1:
+        return scores
+    if scores.dim() != 2 or scores.shape[1] != 1:
+        raise ValueError(f"expected one score for each example, (b,) or (b, 1), got shape {tuple(scores.shape)}")
+    return scores.squeeze(1)
+
+
+class TauCrossEntropy(Shown):
+    """Softmax cross-entropy of scores times tau, divided by tau. Targets are classes.
+
+    A large tau favours accuracy; a small one favours wide margins, and so robustness. With the number of ``classes``, a
+    bound on the scores gives a smaller Lipschitz constant.
+
+    >>> loss = TauCrossEntropy(tau=8.0)
+    >>> loss(torch.tensor([[0.2, -0.1], [0.0, 0.0]]), torch.tensor([0, 1]))
+    tensor([0.0109, 0.0866])
+    >>> round(loss.lipschitz(), 5), round(TauCrossEntropy(tau=1.0, classes=10).lipschitz(logit_bound=1.0), 5)
+    (1.41421, 1.37702)
+    """
+
+    def __init__(self, tau: float, classes: int | None = None) -> None:
+        super().__init__()
+        checks.positive(tau=tau)
+        if classes is not None:
+            checks.count(classes=classes)
+        if classes == 1:
+            raise ValueError("expected classes >= 2, got classes=1; use TauBCE for two classes on one score")
+        self.tau, self.classes = tau, classes
+
+    def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
+        outputs = scores.shape[1] if scores.dim() == 2 else 0
+        if outputs < 2 or self.classes not in (None, outputs):
+            raise ValueError(f"expected scores of shape (b, {self.classes or 'classes'}), got {tuple(scores.shape)}")
+        classes, known = _whole_below(outputs, scores, targets)
+        return F.cross_entropy(self.tau * scores, classes, reduction="none") / self.tau * known
+
+    def lipschitz(self, logit_bound: float | None = None) -> float:
+        """The gradient is p - e_y, of norm at most sqrt(2) (1 - p_y); a bound on the scores keeps p_y above zero."""
+        norm = score_norm_bound(logit_bound)
+        if self.classes is None or norm == math.inf:
+            return math.sqrt(2)
+        # Scores of norm R differ by at most sqrt(2) R, so (1 - p_y) / p_y is at most (C - 1) exp(sqrt(2) tau R).
+        log_odds = math.log(self.classes - 1) + math.sqrt(2) * self.tau * norm
+        return math.sqrt(2) / (1 + math.exp(-log_odds))
+
+
+class TauBCE(Shown):
+    """Logistic loss of one score times tau, divided by tau. Targets are 0 and 1.
+
+    >>> loss = TauBCE(tau=2.0)
+    >>> loss(torch.tensor([0.5, -1.0]), torch.tensor([1, 1])), loss.lipschitz()
+    (tensor([0.1566, 1.0635]), 1.0)
+    """
+
+    def __init__(self, tau: float) -> None:
+        super().__init__()
+        checks.positive(tau=tau)
+        self.tau = tau
+
+    def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
+        classes, known = _whole_below(2, scores, targets)
+        return -F.logsigmoid(self.tau * (2 * classes - 1) * known * single_score(scores)) / self.tau
+
+    def lipschitz(self, logit_bound: float | None = None) -> float:
+        """The absolute gradient is the predicted probability of the other class."""
+        return 1 / (1 + math.exp(-self.tau * score_norm_bound(logit_bound)))
+
+
+class HuberLoss(Shown):
+    """Half the squared distance of one score to the target, a number; linear beyond ``delta``.
+
+    >>> loss = HuberLoss(delta=0.5)
+    >>> loss(torch.tensor([0.2, 2.0]), torch.tensor([0.0, 0.0])), loss.lipschitz()
+    (tensor([0.0200, 0.8750]), 0.5)
+    """
+
+    def __init__(self, delta: float = 1.0) -> None:
+        super().__init__()
+        checks.positive(delta=delta)
+        self.delta = delta
+
+    def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
+        _check_one_per_example(scores, targets)
+        finite = one_or_nan(targets.isfinite(), scores)
+        distance = (single_score(scores) - targets.to(scores.dtype)) * finite
+        return F.huber_loss(distance, torch.zeros_like(distance), reduction="none", delta=self.delta)
+
+    def lipschitz(self, logit_bound: float | None = None) -> float:
+        """The absolute gradient is at most delta."""
+        return self.delta

@@ -16,13 +16,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from noisette.lipschitz.propagation import Projection, Shown
+from noisette.lipschitz.propagation import NormBound, Projection, Sensitivities, Shown
 
 _STEPS = 30  # enough for a singular value of 1e-5 to reach one
 _LEAST_NORM = 1e-3  # so that no bound behind a layer becomes zero with its weights
 _CONVERGENT = 1.7  # largest singular value to start from: below sqrt(3), where a step would change its sign
-
-
 _EPS = torch.finfo(torch.float64).eps
 
 
@@ -107,12 +105,9 @@ class FrobeniusBall:
 
 
 def _bjorck(tall: Tensor, gram: Tensor) -> Tensor:
-    """Iterate A <- 1.5 A - 0.5 A A'A, which converges to the nearest orthogonal matrix; ``gram`` is A'A.
-
-    A step keeps the singular vectors and maps each singular value s to 1.5 s - 0.5 s^3. That map has its attracting
-    fixed point at one, with slope zero, so values in (0, sqrt(3)) converge to one, quadratically at the end: an error e
-    becomes about 1.5 e^2. Larger values are first divided by an upper bound of the spectral norm.
-    """
+    """Iterate A <- 1.5 A - 0.5 A A'A, which converges to the nearest orthogonal matrix; ``gram`` is A'A."""
+    # A step maps each singular value s to 1.5 s - 0.5 s^3, so those in (0, sqrt(3)) converge to one, quadratically at
+    # the end. Larger ones are first divided by an upper bound of the spectral norm.
     nearly = math.sqrt(_rounding_residual(gram)) / 2
     off = gram - torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
     # ||A||^2 <= 1 + ||E|| for E = A'A - I, and ||E|| = ||E^2||^(1/2) <= ||E^2||_F^(1/2), which is tighter than ||E||_F.
@@ -147,11 +142,12 @@ def _require_finite(matrices: Tensor) -> None:
 
 
 class Constrained(Shown):
-    """A module with a parameter that is constrained by a projection to a set of matrices of certified norm.
+    """A linear map by ``weight``, which a projection keeps in a set of matrices; their norm is its Lipschitz constant.
 
-    The parameter itself is constrained, so its gradient is the plain one. It is projected when a state dict is loaded
-    and after each step; call :func:`project` when the module is created.
+    It is projected when a state dict is loaded and after each step; call :func:`project` when the module is created.
     """
+
+    weight: nn.Parameter
 
     def __init__(self, projection: Projection) -> None:
         super().__init__()
@@ -168,6 +164,16 @@ class Constrained(Shown):
         if not norms.isfinite().all():
             raise ValueError(f"the weights of {type(self).__name__} have no finite norm: {norms.tolist()}")
         self.norm = max(_LEAST_NORM, float(norms.max()))
+
+    def output_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape of one example's output; ValueError if the map cannot take an example of this shape."""
+        raise NotImplementedError
+
+    def bound_forward(self, x: NormBound) -> NormBound:
+        return NormBound(self.norm * x.norm, self.output_shape(x.shape))
+
+    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
+        return self.norm * g, {self.weight: g * x.norm}
 
 
 def _project_after_load(module: nn.Module, _: object) -> None:

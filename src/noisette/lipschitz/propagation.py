@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeGuard
+from typing import Any, NamedTuple, Protocol, TypeGuard
 from weakref import WeakKeyDictionary
 
 import torch
@@ -19,10 +19,7 @@ from noisette.errors import PrivacyError
 
 @dataclass(frozen=True)
 class NormBound:
-    """A bound on the Euclidean norm of any one example at one place of a network, and its shape without the batch axis.
-
-    The norm is over all elements; it is infinite if none is known.
-    """
+    """A bound on the Euclidean norm of any one example at a place of a network, or infinity, and its shape."""
 
     norm: float
     shape: tuple[int, ...]
@@ -86,24 +83,12 @@ class Stretching(Shown):
         return self.constant(x.shape) * g, {}
 
 
-@dataclass(frozen=True)
-class LipschitzFunction:
-    """The bounds of a class of torch's modules without parameters that are Lipschitz functions.
+class _Function(NamedTuple):
+    """A class of torch's modules without parameters that are Lipschitz functions."""
 
-    ``constant`` gives the Lipschitz constant, and ``at_zero`` a bound on the absolute value of each element of f(0),
-    both from the module; ``reshapes`` tells whether the output has another shape than the input.
-    """
-
-    constant: Callable[[Any], float]
-    at_zero: Callable[[Any], float] = lambda module: 0.0
-    reshapes: bool = False
-
-    def bound_forward(self, module: nn.Module, x: NormBound) -> NormBound:
-        shape = output_shape(module, x.shape) if self.reshapes else x.shape
-        return NormBound(self.constant(module) * x.norm + self.at_zero(module) * math.sqrt(math.prod(shape)), shape)
-
-    def bound_backward(self, module: nn.Module, x: NormBound, g: float) -> tuple[float, Sensitivities]:
-        return self.constant(module) * g, {}
+    constant: Callable[[Any], float]  # the Lipschitz constant of a module
+    at_zero: Callable[[Any], float] = lambda module: 0.0  # bounds the absolute value of each element of f(0)
+    reshapes: bool = False  # whether the output has another shape than the input
 
 
 _SMOOTH_THRESHOLD = 20.0  # torch's own; the step there is 2e-9 / beta
@@ -113,11 +98,7 @@ _shapes: WeakKeyDictionary[nn.Module, dict[tuple[int, ...], tuple[int, ...]]] = 
 
 @torch.no_grad()
 def output_shape(module: nn.Module, shape: Sequence[int]) -> tuple[int, ...]:
-    """Shape of one example's output, measured by a call with two examples of zeros, and kept.
-
-    The call writes nothing into the module's buffers. An output without two rows, whose first axis no longer holds the
-    examples, is a PrivacyError.
-    """
+    """Shape of one example's output, measured by a call with two examples of zeros, and kept; buffers stay."""
     known, shape = _shapes.setdefault(module, {}), tuple(shape)
     if shape not in known:
         tensor = next(iter([*module.parameters(), *module.buffers()]), torch.empty(0))
@@ -138,10 +119,7 @@ def is_measured(module: nn.Module) -> bool:
 
 
 def check_measured_shape(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-    """A forward hook: PrivacyError if an output has not the shape that was measured for its input.
-
-    The modules behind would get another input than their bounds are about.
-    """
+    """A forward hook: PrivacyError if an output has not the shape that bounds behind it are about."""
     measured = _shapes.get(module, {}).get(tuple(args[0].shape[1:])) if args and torch.is_grad_enabled() else None
     if measured is not None and tuple(output.shape[1:]) != measured:
         raise PrivacyError(
@@ -178,19 +156,19 @@ def _slope_of_softplus(module: nn.Softplus) -> float:
 
 
 # For exactly these classes, and none of their subclasses, which may compute something else.
-_rules: dict[type[nn.Module], LipschitzFunction] = {
-    **dict.fromkeys((nn.Identity, nn.ReLU, nn.Tanh), LipschitzFunction(lambda _: 1.0)),
-    **dict.fromkeys((nn.Flatten, nn.Unflatten), LipschitzFunction(lambda _: 1.0, reshapes=True)),
-    nn.LeakyReLU: LipschitzFunction(lambda own: max(1.0, abs(own.negative_slope))),
-    nn.ELU: LipschitzFunction(lambda own: max(1.0, abs(own.alpha))),
-    nn.Sigmoid: LipschitzFunction(lambda _: 0.25, lambda _: 0.5),
-    nn.Softplus: LipschitzFunction(_slope_of_softplus, lambda own: math.log(2) / abs(own.beta)),
-    nn.GELU: LipschitzFunction(lambda _: 1.1290),
-    nn.SiLU: LipschitzFunction(lambda _: 1.0999),
+_rules: dict[type[nn.Module], _Function] = {
+    **dict.fromkeys((nn.Identity, nn.ReLU, nn.Tanh), _Function(lambda _: 1.0)),
+    **dict.fromkeys((nn.Flatten, nn.Unflatten), _Function(lambda _: 1.0, reshapes=True)),
+    nn.LeakyReLU: _Function(lambda own: max(1.0, abs(own.negative_slope))),
+    nn.ELU: _Function(lambda own: max(1.0, abs(own.alpha))),
+    nn.Sigmoid: _Function(lambda _: 0.25, lambda _: 0.5),
+    nn.Softplus: _Function(_slope_of_softplus, lambda own: math.log(2) / abs(own.beta)),
+    nn.GELU: _Function(lambda _: 1.1290),
+    nn.SiLU: _Function(lambda _: 1.0999),
     # In both modes that of training, so that the mode in which a batch is released changes no bound.
-    nn.Dropout: LipschitzFunction(lambda own: 1 / (1 - own.p) if own.p < 1 else 1.0),
-    nn.MaxPool2d: LipschitzFunction(lambda own: 1.0 if _window_pixels(own) else 0.0, reshapes=True),
-    nn.AvgPool2d: LipschitzFunction(lambda own: _window_pixels(own) ** -0.5, reshapes=True),
+    nn.Dropout: _Function(lambda own: 1 / (1 - own.p) if own.p < 1 else 1.0),
+    nn.MaxPool2d: _Function(lambda own: 1.0 if _window_pixels(own) else 0.0, reshapes=True),
+    nn.AvgPool2d: _Function(lambda own: _window_pixels(own) ** -0.5, reshapes=True),
 }
 
 
@@ -204,10 +182,7 @@ _REPLACEMENTS = {
 
 
 def forward(module: nn.Module, x: NormBound) -> NormBound:
-    """Bound on the output of the module; infinite for a module that has no bound and no trainable parameter.
-
-    A module with trainable parameters and no bound is a PrivacyError.
-    """
+    """Bound on the output of the module, or infinity; PrivacyError if it has trainable parameters and no bound."""
     _refuse_changed_function(module)
     if is_bounded(module):
         return module.bound_forward(x)
@@ -216,16 +191,14 @@ def forward(module: nn.Module, x: NormBound) -> NormBound:
             x = forward(part, x)
         return x
     if rule := _rules.get(type(module)):
-        return rule.bound_forward(module, x)
+        shape = output_shape(module, x.shape) if rule.reshapes else x.shape
+        return NormBound(rule.constant(module) * x.norm + rule.at_zero(module) * math.sqrt(math.prod(shape)), shape)
     _refuse_trained(module)
     return NormBound(math.inf, output_shape(module, x.shape))
 
 
 def backward(module: nn.Module, x: NormBound, g: float) -> tuple[float, Sensitivities]:
-    """Bounds on one example's gradient by the input and by each parameter, where that by the output is at most ``g``.
-
-    A module with trainable parameters and no bound is a PrivacyError.
-    """
+    """Bounds on one example's gradient by input and parameters, as of :meth:`Bounded.bound_backward`; errors too."""
     _refuse_changed_function(module)
     if is_bounded(module):
         return module.bound_backward(x, g)
@@ -236,16 +209,13 @@ def backward(module: nn.Module, x: NormBound, g: float) -> tuple[float, Sensitiv
             found.append(own)
         return g, sum_sensitivities(found)
     if rule := _rules.get(type(module)):
-        return rule.bound_backward(module, x, g)
+        return rule.constant(module) * g, {}
     _refuse_trained(module)
     return math.inf, {}
 
 
 def layers(module: nn.Module, x: NormBound, name: str = "") -> list[tuple[str, nn.Module, NormBound]]:
-    """The layers of nested sequential modules in forward order, each with its name and the bound on its input.
-
-    A layer that is used in two places is listed twice.
-    """
+    """The layers of nested sequential modules in forward order, each use with its name and the bound on its input."""
     if type(module) is not nn.Sequential:
         return [(name, module, x)]
     found: list[tuple[str, nn.Module, NormBound]] = []

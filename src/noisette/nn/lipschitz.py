@@ -1,5 +1,3 @@
 """Layers and losses with known Lipschitz constants, for networks that are trained without per-example clipping."""
 
-from noisette.lipschitz.blocks import *  # noqa: F403
 from noisette.lipschitz.layers import *  # noqa: F403
-from noisette.lipschitz.losses import *  # noqa: F403

@@ -15,15 +15,11 @@ from torch import Tensor
 from noisette.core.noise import ALL_WHOLE, WHOLE, GaussianNoise, Window
 from noisette.errors import all_of, count
 
-# The norm of a column is below 1 by this, more than rounding the coefficients to single precision can add.
-SLACK = 2.0**-20
-
+SLACK = 2.0**-20  # the norm of a column is below 1 by this, more than rounding to single precision can add
 # The descent's first step has length 1 in units that are so much smaller: a longer one leaves the coefficients whose
 # inverse does not grow.
 _SCALE = 30.0
-
-# The steps after which the inverse of C adds nothing that counts.
-_LONG = 10_000
+_LONG = 10_000  # steps after which the inverse of C adds nothing that counts
 
 
 @lru_cache(maxsize=16)
@@ -34,9 +30,7 @@ def banded_coefficients(bands: int, steps: int) -> tuple[float, ...]:
     last ones are cut off.
     Source: Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization"; Toeplitz matrices: McKenna 2024,
     "Scaling up the Banded Matrix Factorization Mechanism". The descent starts from the square root of A.
-
-    Raises:
-        TypeError, ValueError: a number is not a whole number of at least 1.
+    What is no whole number of at least 1 is a ``TypeError`` or ``ValueError``.
 
     >>> [round(value, 3) for value in banded_coefficients(bands=4, steps=100)]
     [0.683, 0.483, 0.414, 0.359]
@@ -76,9 +70,9 @@ def deviations_of(coefficients: tuple[float, ...]) -> np.ndarray:
 
 
 def mean_squared_error(coefficients: tuple[float, ...], steps: int) -> float:
-    """The variance of the noise in the sums over the first t steps, averaged over t = 1 to ``steps``.
+    """The variance of noise in sums over t steps, in units of the independent noise, averaged over t = 1 to ``steps``.
 
-    In units of the independent noise; (steps + 1) / 2 where noise is not correlated.
+    Where noise is not correlated it is (steps + 1) / 2.
     """
     sums = np.cumsum(_inverse(np.array(coefficients), steps))
     return float(np.arange(steps, 0, -1) @ sums**2) / steps
@@ -88,9 +82,7 @@ def _inverse(coefficients: np.ndarray, steps: int) -> np.ndarray:
     """The first column of C^-1, shape (steps,); its sums are that of A C^-1."""
     from scipy.signal import lfilter
 
-    impulse = np.zeros(steps)
-    impulse[0] = 1.0
-    return np.asarray(lfilter([1.0], coefficients, impulse))
+    return np.asarray(lfilter([1.0], coefficients, np.eye(1, steps)[0]))
 
 
 def _log_error(coefficients: np.ndarray, steps: int) -> tuple[float, np.ndarray]:
@@ -128,10 +120,8 @@ class BandedNoise:
 
     So C w = xi. The last b - 1 noises of each tensor are kept, in single precision. They are as secret as the key, and
     never written: where the step before is missing (the first step of a process, one after a release that failed) the
-    recursion starts anew. C then has two blocks in place of one, whose columns are no longer than those of C.
-
-    Raises:
-        ValueError: not at least two coefficients, of norm 1 at most, the first above 0.
+    recursion starts anew. C then has two blocks in place of one, whose columns are no longer than those of C. A
+    ``ValueError`` asks for at least two coefficients, of norm 1 at most, the first above 0.
 
     Guarantee: the noise of a step is a function of (secret key, name, element) and of the steps since the recursion
     started, the same to the bit however a tensor is divided into windows, as long as each window stays the same.
@@ -141,10 +131,8 @@ class BandedNoise:
     def __init__(self, independent: GaussianNoise, coefficients: Sequence[float]) -> None:
         norm = math.sqrt(math.fsum(float(c) ** 2 for c in coefficients))
         if len(coefficients) < 2 or not coefficients[0] > 0 or not norm <= 1:
-            raise ValueError(
-                "expected at least two coefficients of norm 1 at most, the first one above 0, got "
-                f"{len(coefficients)} of norm {norm:.9g}: divide them by their norm"
-            )
+            got = f"{len(coefficients)} of norm {norm:.9g}: divide them by their norm"
+            raise ValueError(f"expected at least two coefficients of norm 1 at most, the first one above 0, got {got}")
         self._independent = independent
         self._first = float(coefficients[0])
         self._ratios = [float(c) / self._first for c in coefficients[1:]]
@@ -160,10 +148,7 @@ class BandedNoise:
         divisor: float = 1.0,
         windows: Mapping[str, Window] = ALL_WHOLE,
     ) -> None:
-        """As :meth:`GaussianNoise.add_`: divide each tensor and add noise of this step times ``std`` to it, in place.
-
-        Where ``std`` differs between steps, the noise is correlated in units of it.
-        """
+        """As :meth:`GaussianNoise.add_`. Where ``std`` differs between steps, the noise is correlated in its units."""
         noises = {name: torch.zeros_like(tensor).view(-1) for name, tensor in tensors.items() if tensor.numel()}
         self._independent.add_(
             noises,

@@ -11,54 +11,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from noisette.core.noise import (
-    LEVELS,
-    MASK,
-    PAIRS,
-    QUARTER_TURN,
-    RADIUS_BITS,
-    RARE_BITS,
-    TILE,
-    TILES_AT_ONCE,
-    TWO_LN_2,
-    Noise,
-    Part,
-    Piece,
-    PlainNoise,
-    PlainPass,
-    SecretKey,
-    Words,
-    digits_of,
-)
+from noisette.core import noise as formula
+from noisette.core.noise import Noise, Part, Piece, PlainNoise, PlainPass, SecretKey, Words, digits_of
 
 
 def noise_of_words(radii: Tensor, angles: Tensor, std: Tensor, cosines: Tensor, sines: Tensor) -> list[Tensor]:
     """The formula of ``core.noise`` in operations that a compiler can do in one pass over memory.
 
-    It is right only if it is compiled: ``torch.sqrt`` is not rounded correctly on a processor. The two halves of each
-    tile are separate arguments, because a compiler needs a second pass to put two results into one tensor.
-
-    Args:
-        radii: shape (tiles, PAIRS): k - 1, and from bit 53 on the level.
-        angles: shape (tiles, PAIRS), 32 bits each.
-        std: a number in double precision, as a tensor, so that nothing is compiled anew when it changes.
-        cosines, sines: get the noise R cos(a) and R sin(a), shape (tiles, PAIRS).
-
-    Returns:
-        The cosines; torch compiles no graph without a result.
+    It is right only if it is compiled: ``torch.sqrt`` is not rounded correctly on a processor. Of each pair, in shape
+    (tiles, PAIRS), ``radii`` are k - 1 and from bit 53 on the level, and ``angles`` 32 bits; ``std`` is a tensor in
+    double precision, so that nothing is compiled anew when it changes. ``cosines`` and ``sines``, apart because putting
+    two results into one tensor takes a second pass, get the noise R cos(a) and R sin(a); the cosines are returned, as
+    torch compiles no graph without a result.
     """
     dtype, digits = cosines.dtype, digits_of(cosines.dtype)
-    k = (radii & MASK) + 1
+    k = (radii & formula.MASK) + 1
     r = k.to(dtype)
     below = digits.top - r.view(digits.integers)
     left_out = (k - r.to(torch.int64)).to(dtype) * 2.0 ** (digits.mantissa - 52)
     from_one = (below & (2**digits.mantissa - 1)).to(dtype) - left_out
     s = from_one / (2.0 ** (digits.mantissa + 2) - from_one)
-    exponents = (below >> digits.mantissa) + (radii >> RADIUS_BITS).to(digits.integers) * RARE_BITS
-    squared = exponents.to(dtype) * TWO_LN_2 + s * _polynomial(digits.logarithm, s * s)
+    exponents = (below >> digits.mantissa) + (radii >> formula.RADIUS_BITS).to(digits.integers) * formula.RARE_BITS
+    squared = exponents.to(dtype) * formula.TWO_LN_2 + s * _polynomial(digits.logarithm, s * s)
     radius, odd = square_root(squared) * std.to(dtype), angles | 1
-    for values, turned in ((cosines, odd), (sines, odd - QUARTER_TURN)):
-        t = (QUARTER_TURN - turned.abs()).to(dtype) * (1 / QUARTER_TURN)
+    for values, turned in ((cosines, odd), (sines, odd - formula.QUARTER_TURN)):
+        t = (formula.QUARTER_TURN - turned.abs()).to(dtype) * (1 / formula.QUARTER_TURN)
         values.copy_(t * _polynomial(digits.sine, t * t) * radius)
     return [cosines]
 
@@ -80,16 +57,14 @@ def table_of(parts: Sequence[Part], tiles_of_program: int) -> tuple[np.ndarray, 
     """How the tiles of several tensors are divided among the programs of one launch of the kernel.
 
     The tiles of a run are numbered from that in which it begins. Where there are several runs, each of them counts as
-    many tiles as it may touch, so that the kernel finds run and tile by one division.
-
-    Returns:
-        For each part a row of: elements, first element in the parameter, elements of a run, elements between the
-        beginnings of runs, tiles of a run, first program. And the number of the row of each program.
+    many tiles as it may touch, so that the kernel finds run and tile by one division. There is a row for each part:
+    elements, first element in the parameter, elements of a run, elements between the beginnings of runs, tiles of a
+    run, first program; and the number of the row of each program.
     """
     rows, owners = [], []
     for number, part in enumerate(parts):
         start, run, stride = part.window.start, part.window.run or part.size, part.window.stride or 0
-        tiles = -(-(run - 1) // TILE) + 1 if stride else end_of(part) - start // TILE
+        tiles = -(-(run - 1) // formula.TILE) + 1 if stride else end_of(part) - start // formula.TILE
         rows.append((part.size, start, run, stride, tiles, len(owners)))
         owners += [number] * -(-(-(-part.size // run) * tiles) // tiles_of_program)
     return np.array(rows, dtype=np.int64), np.array(owners, dtype=np.int32)
@@ -99,20 +74,20 @@ def end_of(part: Part) -> int:
     """The tile after the last one of a part, counted from the start of the parameter."""
     size, window = part.size, part.window
     run, stride = window.run or size, window.stride or size
-    return (window.start + (size - 1) // run * stride + (size - 1) % run) // TILE + 1
+    return (window.start + (size - 1) // run * stride + (size - 1) % run) // formula.TILE + 1
 
 
 # Measured on two cores: what the compiled pass saves for each value, and what compiling costs, for which a run waits.
 _SAVED, _TO_COMPILE = 4e-9, 5.0
 # The compiled pass always computes all tiles. Up to this number the plain one takes less time.
-_FEWEST_TILES = TILES_AT_ONCE // 8
+_FEWEST_TILES = formula.TILES_AT_ONCE // 8
 
 Compiled = Callable[..., Any]  # the compiled noise_of_words
 
 
 def example_inputs(dtype: torch.dtype) -> list[Tensor]:
     """Inputs of the shapes with which :func:`noise_of_words` is compiled for sums of this type, in every model."""
-    words, values = Words(), torch.zeros(TILES_AT_ONCE, 2, PAIRS, dtype=dtype)
+    words, values = Words(), torch.zeros(formula.TILES_AT_ONCE, 2, formula.PAIRS, dtype=dtype)
     radii, angles = map(torch.from_numpy, (words.radii, words.angles))
     return [radii, angles, torch.ones((), dtype=torch.float64), values[:, 0], values[:, 1]]
 
@@ -123,7 +98,7 @@ class CompiledPass:
     def __init__(self, compiled: Compiled, dtype: torch.dtype) -> None:
         self._compiled = compiled
         self._std = torch.ones((), dtype=torch.float64)
-        self._values = torch.zeros(TILES_AT_ONCE, 2, PAIRS, dtype=dtype)
+        self._values = torch.zeros(formula.TILES_AT_ONCE, 2, formula.PAIRS, dtype=dtype)
 
     def __call__(self, words: Words, tiles: int, std: float) -> np.ndarray:
         self._std.fill_(std)
@@ -138,13 +113,14 @@ def is_faithful(compiled: Compiled, dtype: torch.dtype) -> bool:
     To the bit: otherwise the noise of an element would depend on how much is drawn with it.
     """
     # The third is close to u = 1; the others are of the first, the second and the last level.
-    extremes = [0, MASK, MASK - 2**24, 1 << RADIUS_BITS, LEVELS << RADIUS_BITS, LEVELS << RADIUS_BITS | 12]
+    tiles, last = formula.TILES_AT_ONCE, formula.LEVELS << formula.RADIUS_BITS
+    extremes = [0, formula.MASK, formula.MASK - 2**24, 1 << formula.RADIUS_BITS, last, last | 12]
     words = Words()
-    words.fill(SecretKey(bytes(32)), [Piece("a test", 0, TILES_AT_ONCE * TILE, 0, TILES_AT_ONCE, 0, 0)], step=0)
+    words.fill(SecretKey(bytes(32)), [Piece("a test", 0, tiles * formula.TILE, 0, tiles, 0, 0)], step=0)
     words.radii[: len(extremes)], words.angles[:4] = np.array(extremes)[:, None], np.array([[0], [0], [-1], [-1]])
     words.has_rare = True
     compiled_pass, plain = CompiledPass(compiled, dtype), PlainPass(dtype)
-    return np.array_equal(compiled_pass(words, TILES_AT_ONCE, 1.5), plain(words, TILES_AT_ONCE, 1.5))
+    return np.array_equal(compiled_pass(words, tiles, 1.5), plain(words, tiles, 1.5))
 
 
 class CompiledNoise:
@@ -164,7 +140,7 @@ class CompiledNoise:
 
     def __call__(self, key: SecretKey, dtype: torch.dtype, device: torch.device, values: int) -> Noise | None:
         """The quicker noise of this key, if it is there, before so many values are drawn."""
-        if device.type == "cpu" and (values < _FEWEST_TILES * TILE or self._is_unfaithful):
+        if device.type == "cpu" and (values < _FEWEST_TILES * formula.TILE or self._is_unfaithful):
             return None
         place = key, dtype, device
         if place not in self._found:

@@ -2,7 +2,6 @@
 
 A lane computes three blocks of the cipher: blocks 2c, 2c + 1 and 16 + c of a tile (c = 0..7) hold the 16 radii and the
 16 angles of pairs 16 c to 16 c + 15. So it makes 32 values, and needs no word of another lane.
-
 The values are those of the processor to the bit: the same operations in the same order, each rounded correctly. So
 ``enable_fp_fusion`` is off, and division and root are those of IEEE 754; Triton's ``/`` and ``sqrt`` are not.
 """
@@ -17,19 +16,8 @@ import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
-from noisette.core.noise import (
-    LEVELS,
-    MASK,
-    QUARTER_TURN,
-    RARE,
-    RARE_BITS,
-    RARE_PURPOSE,
-    SINGLE,
-    TWO_LN_2,
-    WORDS,
-    Part,
-    SecretKey,
-)
+from noisette.core import noise as formula
+from noisette.core.noise import SINGLE, Part, SecretKey
 from noisette.noise import device as device_noise
 
 # Functions of the kernel are in Triton's language, which only looks like Python: tuples grow while a loop is unrolled.
@@ -41,9 +29,9 @@ _TILES = 16  # of one program: 128 lanes of 32 values, one for each thread of fo
 
 _L0, _L1, _L2, _L3, _L4 = [tl.constexpr(c) for c in SINGLE.logarithm]
 _S0, _S1, _S2, _S3, _S4 = [tl.constexpr(c) for c in SINGLE.sine]
-_MASK, _TOP, _QUARTER = tl.constexpr(MASK), tl.constexpr(SINGLE.top), tl.constexpr(QUARTER_TURN)
-_RARE, _RARE_BITS, _LEVELS = tl.constexpr(RARE), tl.constexpr(RARE_BITS), tl.constexpr(LEVELS)
-_LN = tl.constexpr(TWO_LN_2)
+_MASK, _TOP, _QUARTER = tl.constexpr(formula.MASK), tl.constexpr(SINGLE.top), tl.constexpr(formula.QUARTER_TURN)
+_RARE, _RARE_BITS = tl.constexpr(formula.RARE), tl.constexpr(formula.RARE_BITS)
+_LEVELS, _LN = tl.constexpr(formula.LEVELS), tl.constexpr(formula.TWO_LN_2)
 _LEFT_OUT, _TO_TURNS = tl.constexpr(2.0**-29), tl.constexpr(2.0**-30)
 
 
@@ -158,11 +146,9 @@ def _rows(x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15, 
 
 @triton.jit
 def _add(sums, values, wanted, within, run, begin, size, divisor):
-    """Add values (lanes, 16) to the elements of a run that they belong to, after dividing these by ``divisor``.
+    """Divide elements of a run by ``divisor`` and add those values (lanes, 16) to them whose bit is in ``wanted``.
 
-    ``wanted`` has a bit for each value of a lane, whether it is added; ``within`` says which element of its run the
-    first value is for, ``run`` has the elements of a run, and ``begin`` the element of the tensor at which a lane's run
-    begins.
+    The first value of a lane is for element ``within`` of its run, which has ``run`` from ``begin`` of the tensor on.
     """
     place = within[:, None] + tl.arange(0, 16)[None, :]
     element = begin[:, None] + place
@@ -234,8 +220,7 @@ def _noise(pointers, table, keys, owners, step0, step1, step2, std, divisor, til
 class TritonNoise:
     """Noise of one key on one device (a GPU, or a processor for Triton's interpreter), for sums in single precision.
 
-    The keys of the streams lie in the memory of the device as long as this object lives. A program computes ``tiles``
-    tiles, a power of two.
+    The keys of the streams lie in its memory as long as this object. A program computes ``tiles``, a power of two.
     """
 
     def __init__(self, key: SecretKey, device: torch.device, tiles: int = _TILES) -> None:
@@ -263,9 +248,9 @@ class TritonNoise:
     def _tables_for(self, parts: tuple[Part, ...]) -> tuple[Tensor, Tensor, Tensor]:
         # In every call, so that a forked process gets none.
         secrets = [
-            self._key.stream_key(purpose=purpose, name=p.name, end=device_noise.end_of(p) * WORDS)
+            self._key.stream_key(purpose=purpose, name=p.name, end=device_noise.end_of(p) * formula.WORDS)
             for p in parts
-            for purpose in ("noise", RARE_PURPOSE)
+            for purpose in ("noise", formula.RARE_PURPOSE)
         ]
         if parts not in self._tables:
             rows, owners = device_noise.table_of(parts, self._tiles)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -17,25 +16,19 @@ from noisette.ranks.shards import elements_held, from_local
 _BUCKET = 2**24  # values from which on a bucket is full: few exchanges, which need little memory
 
 
-class AddsNoise(Protocol):
-    """Noise of a secret key: see :class:`noisette.core.noise.GaussianNoise`."""
-
-    @property
-    def add_(self) -> Callable[..., None]: ...
-
-
 class JointSums:
     """Adds up the sums of all ranks, divides them and adds noise; the values are those of a single process.
 
     Each rank noises one part of each bucket of values, since noise is a function of key, step, name and element. Then
-    the ranks exchange the parts. With one rank nothing is copied. ``noise`` has the same key on all ranks, and
+    the ranks exchange the parts. With one rank nothing is copied. ``add_`` is that of a
+    :class:`noisette.core.noise.GaussianNoise` with the same key on all ranks, or of one that is correlated, and
     ``deviations`` are those of its steps since it began, in units of independent noise; the last holds for all more.
     """
 
-    def __init__(self, noise: AddsNoise, ranks: AnyRanks, deviations: Sequence[float] | np.ndarray = (1.0,)) -> None:
-        self._noise = noise
-        self._ranks = ranks
-        self._deviations = deviations
+    def __init__(
+        self, add_: Callable[..., None], ranks: AnyRanks, deviations: Sequence[float] | np.ndarray = (1.0,)
+    ) -> None:
+        self._add_, self._ranks, self._deviations = add_, ranks, deviations
         self._steps = range(0)  # since the correlation began
 
     @property
@@ -62,7 +55,7 @@ class JointSums:
                 self.release_(whole, step=step, std=std, divisor=divisor)
             if parts:
                 of_parts = {name: windows[name] for name in parts}
-                self._noise.add_(parts, step=step, std=std, divisor=divisor, windows=of_parts)
+                self._add_(parts, step=step, std=std, divisor=divisor, windows=of_parts)
 
     def written(self, parameter: Tensor, gradient: Tensor) -> Tensor:
         return from_local(gradient, parameter) if is_sharded(parameter) else gradient
@@ -70,7 +63,7 @@ class JointSums:
     @torch.no_grad()
     def release_(self, sums: Mapping[str, Tensor], *, step: int, std: float, divisor: float) -> None:
         if self.size == 1:
-            self._noise.add_(sums, step=step, std=std, divisor=divisor)
+            self._add_(sums, step=step, std=std, divisor=divisor)
             return
         for flat in _buckets({name: tensor.view(-1) for name, tensor in sums.items()}):
             values = sum(map(len, flat.values()))
@@ -86,7 +79,7 @@ class JointSums:
                 if low < high:
                     mine[name], windows[name] = bucket[low:high], Window(start=low - at)
                 at += len(tensor)
-            self._noise.add_(mine, step=step, std=std, divisor=divisor, windows=windows)
+            self._add_(mine, step=step, std=std, divisor=divisor, windows=windows)
             self._ranks.gather_into(bucket, bucket[first : first + share])
             for tensor, part in zip(flat.values(), bucket[:values].split([*map(len, flat.values())]), strict=True):
                 tensor.copy_(part)

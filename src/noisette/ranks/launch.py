@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -30,11 +30,9 @@ class Alone:
     size = 1
 
     def key(self) -> SecretKey:
-        """A fresh secret key."""
         return SecretKey()
 
     def share(self, indices: np.ndarray) -> np.ndarray:
-        """All of the batch."""
         return indices
 
     def from_first(self, what: str, compute: Callable[[], Any]) -> Any:
@@ -42,15 +40,12 @@ class Alone:
         return json.loads(json.dumps(compute()))
 
     def unanimous(self, phase: str) -> AbstractContextManager[dict[str, float]]:
-        """A context without effect."""
         return nullcontext({})
 
     def largest(self, phase: str, numbers: Mapping[str, float]) -> dict[str, float]:
-        """The numbers themselves."""
         return dict(numbers)
 
     def of_all(self, phase: str, numbers: Mapping[str, float]) -> list[Mapping[str, float]]:
-        """The numbers of this process."""
         return [numbers]
 
     def check_equal(self, phase: str, facts: Callable[[], Mapping[str, object]]) -> None:
@@ -63,11 +58,9 @@ class Alone:
         """The part is the whole."""
 
     def is_known_to_all(self, error: BaseException) -> bool:
-        """Whether all ranks raise this error."""
         return True
 
     def all_close(self) -> bool:
-        """Nobody else can still release a step."""
         return True
 
     def close(self) -> None:
@@ -78,20 +71,12 @@ AnyRanks: TypeAlias = Alone | Ranks
 
 
 def ranks_of(given: AnyRanks | None, owned: ExitStack | None = None) -> AnyRanks:
-    """The ranks that were given, or all processes of the default group, or this process alone.
-
-    Those that were not given are closed with what is ``owned``.
-
-    Raises:
-        PrivacyError: several processes were started together, and nothing says how they belong together.
-    """
+    """The ranks that were given, or all processes of the default group, which are ``owned``, or this process alone."""
     if given is not None:
         return given
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+    if _are_in_a_group():
         ranks = Ranks()
-        if owned is not None:
-            owned.callback(ranks.close)
-        return ranks
+        return ranks if owned is None else owned.enter_context(closing(ranks))
     if were_started_together():
         raise PrivacyError(
             "several processes were started together, and each would spend the privacy budget of a run of its own: "
@@ -101,18 +86,13 @@ def ranks_of(given: AnyRanks | None, owned: ExitStack | None = None) -> AnyRanks
     return Alone()
 
 
-# Variables in which launchers tell how many processes they have started together.
-_SIZES = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+# Variables in which launchers tell how many processes they have started together: torchrun's, where RANK is set too.
+_SIZES = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
 
 @contextmanager
 def in_step(ranks: AnyRanks, phase: str) -> Iterator[None]:
-    """A context that ends on all ranks or on none, as ``unanimous``, and where memory runs out on one, on all.
-
-    Raises:
-        torch.OutOfMemoryError: memory ran out here.
-        OtherRankRanOut: it ran out on another rank; all ranks may go on.
-    """
+    """A context that ends on all ranks or on none, as ``unanimous``; memory that runs out on one, runs out on all."""
     ran_out: torch.OutOfMemoryError | None = None
     with ranks.unanimous(phase):
         try:
@@ -125,19 +105,18 @@ def in_step(ranks: AnyRanks, phase: str) -> Iterator[None]:
 
 def were_started_together() -> bool:
     """Whether torchrun, or another launcher, started this process beside others."""
-    launched = "RANK" in os.environ and _number("WORLD_SIZE") > 1
-    return launched or any(_number(name) > 1 for name in _SIZES)
+    sizes = [os.environ.get(name, "") for name in (_SIZES if "RANK" in os.environ else _SIZES[1:])]
+    return any(size.isdecimal() and int(size) > 1 for size in sizes)
+
+
+def _are_in_a_group() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def refuse_several_processes(what: str) -> None:
     """Check that this process is alone: each of several would do the same."""
-    if were_started_together() or (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+    if were_started_together() or _are_in_a_group():
         raise PrivacyError(f"{what} is not made for several processes, each of which would make one: start one process")
-
-
-def _number(variable: str) -> int:
-    value = os.environ.get(variable, "")
-    return int(value) if value.isdecimal() else 1
 
 
 @contextmanager
@@ -158,10 +137,7 @@ def launched() -> Iterator[AnyRanks]:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpus else "gloo")
     try:
-        ranks = Ranks()
-        try:
+        with closing(Ranks()) as ranks:
             yield ranks
-        finally:
-            ranks.close()
     finally:
         dist.destroy_process_group()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -65,19 +66,20 @@ def are_together(messages: list[Message]) -> bool:
     return len({message.phase for message in messages}) == 1
 
 
-def raise_if_any_refuses(messages: list[Message]) -> None:
-    """Check that all ranks are at the same point, and that none refuses; raise what the first refusing rank met."""
+def refusal(messages: list[Message]) -> Exception | None:
+    """What the first refusing rank met, or that the ranks are not at the same point."""
     for rank, message in enumerate(messages):
         if message.error:
             kind = _ERRORS.get(message.error)
             name = "" if kind else f"{message.error}: "
-            raise (kind or PrivacyError)(f"rank {rank}, at {message.phase}: {name}{message.text}")
-    if not are_together(messages):
-        where = "; ".join(f"rank {rank} is at {message.phase}" for rank, message in enumerate(messages))
-        raise PrivacyError(
-            f"the ranks of a run do different things: {where}. Every rank runs the same script, takes every batch and "
-            "closes the run at the same step"
-        )
+            return (kind or PrivacyError)(f"rank {rank}, at {message.phase}: {name}{message.text}")
+    if are_together(messages):
+        return None
+    where = "; ".join(f"rank {rank} is at {message.phase}" for rank, message in enumerate(messages))
+    return PrivacyError(
+        f"the ranks of a run do different things: {where}. Every rank runs the same script, takes every batch and "
+        "closes the run at the same step"
+    )
 
 
 TIMEOUT = 600.0  # seconds
@@ -109,14 +111,13 @@ class Ranks:
         self.size, self.rank = dist.get_world_size(), dist.get_rank()
         self._timeout = timeout
         self._is_broken = False
-        self._control: Any = self._opened("gloo", wait)  # on the processor, so that no GPU waits
-        self._sums: Any = self._opened(None, wait)
+        self._control: Any  # on the processor, so that no GPU waits
+        opened = [partial(dist.new_group, backend=backend, timeout=wait) for backend in ("gloo", None)]
+        self._control, self._sums = [self._meeting("the start", group) for group in opened]
         self._shared: BaseException | None = None  # the error that all ranks raise
 
     def key(self) -> SecretKey:
-        secret = torch.zeros(KEY_BYTES, dtype=torch.uint8)
-        if self.rank == 0:
-            secret = torch.frombuffer(bytearray(os.urandom(KEY_BYTES)), dtype=torch.uint8)
+        secret = torch.frombuffer(bytearray(os.urandom(KEY_BYTES)), dtype=torch.uint8)  # that of rank 0 takes its place
         self._meeting("the key", lambda: dist.broadcast(secret, group_src=0, group=self._control))
         return SecretKey(bytes(secret.tolist()))
 
@@ -140,9 +141,6 @@ class Ranks:
         """A context that ends on all ranks, or on none: an error in it on one rank is raised on all.
 
         Gives an empty dictionary for numbers that must be the same on all ranks at the end.
-
-        Raises:
-            PrivacyError: a rank does not answer, is at another phase, or has other numbers.
         """
         equal: dict[str, float] = {}
         try:
@@ -165,17 +163,11 @@ class Ranks:
         return {name: max(of_rank[name] for of_rank in told) for name in numbers}
 
     def of_all(self, phase: str, numbers: Mapping[str, float]) -> list[Mapping[str, float]]:
-        """The numbers of each rank.
-
-        Raises:
-            PrivacyError: a rank does not answer, refuses, or is at another phase.
-        """
+        """The numbers of each rank; a PrivacyError if one does not answer, refuses, or is at another phase."""
         messages = self._exchanged(Message(phase, numbers=numbers))
-        try:
-            raise_if_any_refuses(messages)
-        except Exception as error:
+        if (error := refusal(messages)) is not None:
             self._is_broken, self._shared = not are_together(messages), error
-            raise
+            raise error
         return [message.numbers for message in messages]
 
     def check_equal(self, phase: str, facts: Callable[[], Mapping[str, object]]) -> None:
@@ -194,8 +186,7 @@ class Ranks:
     def add_up(self, sums: Sequence[Tensor]) -> None:
         """Replace each of these contiguous tensors by its sum over all ranks; bit for bit the same on each."""
         for tensor in sums:
-            group = self._group_for(tensor)
-            self._meeting("the sum over ranks", lambda tensor=tensor, group=group: dist.all_reduce(tensor, group=group))
+            self._meeting("the sum over ranks", partial(dist.all_reduce, tensor, group=self._group_for(tensor)))
 
     def gather_into(self, whole: Tensor, part: Tensor) -> None:
         """Fill a contiguous tensor with the parts of all ranks, in the order of the ranks; a part may lie in it."""
@@ -233,9 +224,6 @@ class Ranks:
         received = [torch.zeros(MESSAGE_BYTES, dtype=torch.uint8) for _ in range(self.size)]
         self._meeting(own.phase, lambda: dist.all_gather(received, content, group=self._control))
         return [Message.unpacked(one) for one in received]
-
-    def _opened(self, backend: str | None, wait: timedelta) -> Any:
-        return self._meeting("the start", lambda: dist.new_group(backend=backend, timeout=wait))
 
     def _meeting(self, phase: str, collective: Callable[[], Any]) -> Any:
         """What a call returns that needs all ranks; a PrivacyError if they do not meet."""
@@ -279,5 +267,4 @@ def canonical_name(root: nn.Module, name: str) -> str:
 
 def canonical_parameters(root: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """The parameters of a module by their canonical names."""
-    for name, p in root.named_parameters():
-        yield canonical_name(root, name), p
+    return ((canonical_name(root, name), p) for name, p in root.named_parameters())

@@ -32,9 +32,8 @@ def from_local(part: Tensor, like: Any) -> Tensor:
     """The sharded tensor of which this is the rank's part."""
     from torch.distributed.tensor import DTensor
 
-    return DTensor.from_local(
-        part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
-    )
+    mesh, placements = like.device_mesh, like.placements
+    return DTensor.from_local(part, mesh, placements, run_check=False, shape=like.shape, stride=like.stride())
 
 
 def whole(tensor: Any) -> Any:
@@ -62,15 +61,6 @@ def _rows_held(p: Any, axis: int) -> tuple[int, int]:
     return first, min(size, first + chunk)
 
 
-def landed(total: Tensor, p: Any) -> Tensor:
-    """This rank's part of the sum of all ranks' sums, given this rank's whole one, for a sharded parameter."""
-    from torch.distributed.tensor import DTensor, Partial
-
-    mesh = p.device_mesh
-    everywhere = DTensor.from_local(total.contiguous(), mesh, [Partial()] * mesh.ndim, run_check=False)
-    return everywhere.redistribute(placements=p.placements).to_local().contiguous()
-
-
 def elements_held(p: Any) -> Window:
     """Which elements of a sharded parameter this rank holds; a PrivacyError where that is not known."""
     from torch.distributed.tensor import Replicate, Shard
@@ -91,25 +81,20 @@ def elements_held(p: Any) -> Window:
 
 
 class Shards:
-    """The parts of a model that ``fully_shard`` was called on; none for an ordinary model.
-
-    Raises:
-        PrivacyError: it is sharded in a way that cannot be trained privately; all reasons are listed.
-    """
+    """The parts of a model that ``fully_shard`` was called on; none for an ordinary model."""
 
     def __init__(self, root: nn.Module) -> None:
-        self._modules: list[Any] = [
-            m for m in root.modules() if "FSDPModule" in {kind.__name__ for kind in type(m).__mro__}
-        ]
+        kinds = {module: {kind.__name__ for kind in type(module).__mro__} for module in root.modules()}
+        self._modules: list[Any] = [module for module in kinds if "FSDPModule" in kinds[module]]
         self.reshard()
-        named = dict(canonical_parameters(root))
-        if problems := _problems(root, named, self._modules):
+        self.parameters: dict[str, Any] = dict(canonical_parameters(root))  # as the optimizer has them
+        if problems := _problems(root, self.parameters, self._modules):
             raise PrivacyError("the model cannot be trained privately as it is sharded:\n  " + "\n  ".join(problems))
-        self._held = named
         if self._modules:
             with self.gathered():
-                seen = list(canonical_parameters(root))
-            if different := [n for n, p in seen if (p.dtype, p.device) != (named[n].dtype, named[n].device)]:
+                seen = dict(canonical_parameters(root))
+            held = self.parameters
+            if different := [n for n, p in seen.items() if (p.dtype, p.device) != (held[n].dtype, held[n].device)]:
                 raise PrivacyError(
                     f"{', '.join(different[:5])}: computed in another precision or on another device than they are "
                     "held. Call fully_shard without mp_policy and offload_policy, and compute the loss under "
@@ -123,10 +108,6 @@ class Shards:
         """Leave each rank its shards alone; a call of the model may have left whole parameters at the root."""
         for module in self._modules:
             module.reshard()
-
-    def held(self, names: Iterator[str] | Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The parameters with these names as the optimizer has them."""
-        return {name: self._held[name] for name in names}
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
@@ -157,14 +138,17 @@ class Shards:
         All ranks exchange the same ``parameters``, the seen ones that are trained, in the same order, also those that
         no example of a rank has reached.
         """
-        left = dict(sums)
+        from torch.distributed.tensor import DTensor, Partial
+
         found: dict[str, Tensor] = {}
         for name, seen in parameters.items():
-            total = left.pop(name, None)
-            if is_sharded(self._held[name]):
+            total, p = sums.get(name), self.parameters[name]
+            if is_sharded(p):
                 dtype = seen.dtype if seen.dtype == torch.float64 else torch.float32
-                total = torch.zeros(seen.shape, dtype=dtype, device=seen.device) if total is None else total.to(dtype)
-                found[name] = landed(total, self._held[name])
+                total = torch.zeros_like(seen, dtype=dtype) if total is None else total.to(dtype)
+                mesh, everywhere = p.device_mesh, [Partial()] * p.device_mesh.ndim
+                summed = DTensor.from_local(total.contiguous(), mesh, everywhere, run_check=False)
+                found[name] = summed.redistribute(placements=p.placements).to_local().contiguous()
             elif total is not None:
                 found[name] = total
         return found

@@ -57,16 +57,8 @@ def digest_of_tensors(values: Iterable[Tensor], begin: str = "") -> str:
     return digest.hexdigest()
 
 
-# The file
-
-
 def write(folder: Path, content: Mapping[str, Any]) -> None:
-    """Write these values to a folder, durably; an older checkpoint stays until the new one is complete.
-
-    Raises:
-        TypeError: a value is no tensor, number, text, ``None``, or a mapping or sequence of those; it says where.
-        OSError: the file cannot be written; the older checkpoint stays.
-    """
+    """Write tensors, numbers, texts, mappings and sequences to a folder; an older checkpoint stays until it is done."""
     tensors: dict[str, Tensor] = {}
     packed = json.dumps(_pack(content, "", tensors))
     facts = {"format": _FORMAT, "content": packed, "sha256": _digest_of(_FORMAT, packed, tensors)}
@@ -80,12 +72,7 @@ def write(folder: Path, content: Mapping[str, Any]) -> None:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """The values that :func:`write` wrote: mappings as dictionaries, sequences as lists, tensors on the CPU.
-
-    Raises:
-        FileNotFoundError: the folder holds no checkpoint.
-        ValueError: it was truncated or altered, or is of another format.
-    """
+    """The values that :func:`write` wrote; a ValueError for what was truncated or altered, or is of another format."""
     path = folder / FILE
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist")
@@ -146,9 +133,6 @@ def _unpack(packed: Any, tensors: Mapping[str, Tensor]) -> Any:
             return packed
 
 
-# Model and optimizer
-
-
 def capture_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     """Weights, buffers and the optimizer's state; sharded tensors are put together, for which all ranks call this."""
     return {
@@ -174,9 +158,6 @@ def _form(value: Any) -> str:
     return f"{tuple(value.shape)} of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
 
 
-# The run
-
-
 @dataclass(frozen=True)
 class SavedRun:
     """A run after some of its steps: declared and released values alone, and no key."""
@@ -192,23 +173,17 @@ class SavedRun:
     extras: Mapping[str, Any]  # the caller's own values
 
     def facts(self) -> dict[str, Any]:
-        """The same as plain values."""
         return {known.name: getattr(self, known.name) for known in fields(self)} | {"terms": self.terms.facts()}
 
     @classmethod
     def told(cls, facts: Mapping[str, Any]) -> Self:
-        """The run with these :meth:`facts`.
-
-        Raises:
-            ValueError: they are not those of a run.
-        """
+        """The run with these :meth:`facts`; a ValueError if they are not those of a run."""
         try:
             checks.count(steps_taken=facts["steps_taken"] + 1)
             return cls(**{**facts, "terms": RunParameters.of(facts["terms"])})
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"what was saved of the run is not as this version keeps it ({error}): {_WAY_OUT}"
-            ) from error
+            problem = f"what was saved of the run is not as this version keeps it ({error}): {_WAY_OUT}"
+            raise ValueError(problem) from error
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -242,43 +217,30 @@ class SavedRun:
             raise ValueError("the checkpoint is of a run with another clipping rule; give the bound the same one")
 
     def restore_state(self, bound: GradientBound, optimizer: Optimizer) -> None:
-        """Restore the state of bound, model and optimizer; what has the shape of a sharded tensor is sharded like it.
+        """Restore the state of bound, model and optimizer, or a ValueError that leaves them as they were.
 
-        Raises:
-            ValueError: they are not like those of the run, or the saved bound is outside its domain; they are left as
-                they were.
+        What has the shape of a sharded tensor is sharded like it.
         """
         self.check_fits(bound, optimizer)
         bound.restore(self.bound)  # first, because only it can still refuse its values
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        of_optimizer, weights = self.learned["state"], self.learned["weights"]
-        by_number = {
-            k: {
-                name: part_of(value, parameters[k])
-                if isinstance(value, Tensor) and value.shape == parameters[k].shape
-                else value
-                for name, value in values.items()
-            }
-            for k, values in of_optimizer["state"].items()
-        }
+        of_optimizer, weights, model = self.learned["state"], self.learned["weights"], bound.model
+
+        def own_part(value: Any, p: Tensor) -> Any:
+            return part_of(value, p) if isinstance(value, Tensor) and value.shape == p.shape else value
+
+        states = of_optimizer["state"].items()
+        by_number = {k: {name: own_part(value, parameters[k]) for name, value in held.items()} for k, held in states}
         optimizer.load_state_dict({**of_optimizer, "state": by_number})
-        model = bound.model
-        of_model = {
-            name: part_of(weights[canonical_name(model, name)], like) for name, like in model.state_dict().items()
-        }
-        model.load_state_dict(of_model)
+        own = model.state_dict()
+        model.load_state_dict({name: part_of(weights[canonical_name(model, name)], own[name]) for name in own})
 
     def ledger_near(self, folder: Path) -> Path:
-        """The path of the ledger, in the folder of the checkpoint or in the one around it.
-
-        Raises:
-            ValueError: it is elsewhere: a checkpoint from others must not choose the file that is written to.
-        """
+        """The path of the ledger; a checkpoint from others must not choose the file that is written to."""
         place, own = (folder / self.ledger).resolve(), folder.resolve()
         if place.parent not in (own, own.parent):
-            raise ValueError(
-                f"the checkpoint names a ledger in another folder, {place}; if it is the run's, pass ledger="
-            )
+            where = f"the checkpoint names a ledger in another folder, {place}"
+            raise ValueError(f"{where}; if it is the run's, pass ledger=")
         return place
 
     def open_ledger(self, path: Path) -> Ledger:
@@ -288,11 +250,7 @@ class SavedRun:
         return Ledger(path, dataset=self.dataset)
 
     def steps_lost(self, ledger: Ledger) -> int:
-        """Number of steps that the ledger records beyond those that moved the saved weights.
-
-        Raises:
-            PrivacyError: the ledger does not continue from the checkpoint.
-        """
+        """Number of steps that the ledger records beyond those that moved the saved weights."""
         spent, steps = self.terms.spent(ledger), self.terms.steps
         if spent > steps:  # the last round may be longer than what is left
             spent -= in_whole_rounds(self.terms.event, steps) - steps
@@ -305,49 +263,28 @@ class SavedRun:
         return lost
 
 
-# Declarations
-
-
 def check_declared_again(before: Mapping[str, object], now: Mapping[str, object]) -> None:
-    """Check that what is declared now is what the run of a checkpoint began with, as far as both name it.
-
-    Raises:
-        ValueError: they differ; every difference is listed.
-    """
-
-    def said(value: object) -> object:
-        return "not declared" if value is None else value
-
-    differences = [
-        f"{name}: {said(value)} in the checkpoint, {said(now[name])} now"
-        for name, value in before.items()
-        if name in now and now[name] != value
-    ]
-    if differences:
+    """Check that what is declared now is what the run of a checkpoint began with, as far as both name it."""
+    pairs = {name: (value, now[name]) for name, value in before.items() if name in now and now[name] != value}
+    said = {name: ["not declared" if value is None else value for value in pair] for name, pair in pairs.items()}
+    if differences := [f"{name}: {was} in the checkpoint, {other} now" for name, (was, other) in said.items()]:
         raise ValueError(
             "the run of the checkpoint was declared otherwise, and goes on as it was declared:\n  "
             + "\n  ".join(differences)
-            + "\nDeclare the same again, or begin another run, without the checkpoint but with the same ledger for the "
-            "same records"
+            + "\nDeclare the same again, or begin another run, without the checkpoint but with the records' ledger"
         )
-
-
-# Model, optimizer and bound
 
 
 def facts_of(bound: GradientBound, optimizer: Optimizer, records: int) -> dict[str, object]:
     """What must be equal on all ranks, by name, with digests of the weights and of the optimizer's state."""
     clipping = bound.clipping if isinstance(bound, PerExampleClip) else None
     groups = [] if clipping is None else clipping.groups(list(bound.parameters))
+    settings = [_plain(group) for group in optimizer.param_groups]
     return {
         "number of records": records,
         "version of noisette": __version__,
         "version of torch": torch.__version__,
-        "optimizer": [
-            type(optimizer).__name__,
-            [_plain(group) for group in optimizer.param_groups],
-            names_of_groups(bound.model, optimizer),
-        ],
+        "optimizer": [type(optimizer).__name__, settings, names_of_groups(bound.model, optimizer)],
         "state of the optimizer": _digest(tree_leaves(optimizer.state_dict()["state"])),
         "bound": [type(bound).__name__, type(clipping).__name__, dict(bound.state())],
         "clipping norms": [[part.name, part.bound, part.share] for part in bound.pop_sums()],
@@ -380,15 +317,8 @@ def _plain(settings: Mapping[str, Any]) -> dict[str, str]:
     return {name: repr(value) for name, value in settings.items() if isinstance(value, kinds)}
 
 
-# Records
-
-
 def check_same_records(dataset: object, records: Records, users: np.ndarray | None, ranks: AnyRanks) -> None:
-    """Check that the ranks share all records in one order, as far as a fingerprint tells, or hold each record once.
-
-    Raises:
-        PrivacyError: a record could be in the parts of two ranks, or in none.
-    """
+    """Check that the ranks share all records in one order, as far as a fingerprint tells, or hold each record once."""
     own = range(0) if records.own is None else records.own
     spans = ranks.of_all("the records", {"own": records.own is not None, "first": own.start, "end": own.stop})
     if any(span["own"] for span in spans):
@@ -418,8 +348,7 @@ def _check_different_parts(dataset: Any, records: int, ranks: AnyRanks) -> None:
     for rank, found in enumerate(held):
         if (other := held.index(found)) < rank:
             raise PrivacyError(
-                f"ranks {other} and {rank} hold the same records: give each rank its own part, as from a file of its "
-                "own, so that no record counts twice"
+                f"ranks {other} and {rank} hold the same records, which would count twice: give each its own part"
             )
 
 
@@ -439,16 +368,13 @@ class Fingerprint:
 
     @classmethod
     def of(cls, dataset: Any, users: np.ndarray | None = None) -> Self:
-        """The fingerprint of a data set, and of its users if they are given, under a fresh key."""
         key = os.urandom(_KEY_BYTES)
         return cls(key.hex(), _digest_with_users(key, dataset, users).hex())
 
     def fits(self, dataset: Any, users: np.ndarray | None = None) -> bool:
-        """Whether the fingerprint of this data set, and of its users if they are given, is the same."""
         return hmac.compare_digest(self.digest, _digest_with_users(bytes.fromhex(self.key), dataset, users).hex())
 
     def write(self, folder: Path) -> None:
-        """Write it to a folder, readable by its owner only."""
         atomic_files.write(folder / FINGERPRINT, json.dumps(asdict(self)).encode() + b"\n", mode=0o600)
 
     @classmethod
@@ -462,11 +388,6 @@ class Fingerprint:
         except (ValueError, TypeError) as error:
             raise ValueError(f"{path} was cut or altered; restore it from a copy") from error
         return found
-
-    @staticmethod
-    def remove(folder: Path) -> None:
-        """Delete the one in a folder, if there is one."""
-        (folder / FINGERPRINT).unlink(missing_ok=True)
 
 
 def _digest_with_users(key: bytes, dataset: Any, users: np.ndarray | None) -> bytes:
@@ -497,7 +418,6 @@ def _mac(key: bytes, *parts: bytes) -> bytes:
 
 
 def _digest_of_value(key: bytes, value: Any) -> bytes:
-    """The keyed digest of a value: type, shape, dtype and bytes."""
     match value:
         case Tensor():
             shape = f"{value.dtype} {tuple(value.shape)}"

@@ -24,11 +24,8 @@ _ONE_SHAPE = (
 
 
 def collated(records: list[Any], remedy: str = _ONE_SHAPE) -> Any:
-    """The records as one microbatch: each is collated alone by ``default_collate``, then they are :func:`joined`.
-
-    Records of one form are collated in one call, which takes a fraction of the time and treats each by itself.
-    """
-    if len(set(map(_form, records))) == 1:
+    """The records as one microbatch: each is collated alone by ``default_collate``, then they are :func:`joined`."""
+    if len(set(map(_form, records))) == 1:  # one call takes a fraction of the time, and treats each by itself
         return default_collate(records)
     return joined([default_collate([one]) for one in records], remedy)
 
@@ -54,11 +51,9 @@ def joined(microbatches: list[Any], remedy: str = _ONE_SHAPE) -> Any:
     A tensor has its record on the first axis, or no axis at all. Arrays become tensors, and ``None`` for all stays. A
     microbatch that is alone is given as it is, but for arrays and tensors without an axis.
 
-    Guarantee: the row of a record is a function of that record alone.
+    What differs in fields, types or shapes, or is masked, is a ValueError; of shapes it ends with ``remedy``.
 
-    Raises:
-        ValueError: they differ in their fields, in the type of a tensor or in its shape, where the message ends with
-            ``remedy``; a tensor has not the record on its first axis; or values are masked.
+    Guarantee: the row of a record is a function of that record alone.
     """
     if len(microbatches) == 1:
         return map_leaves(_with_row, microbatches[0])
@@ -79,21 +74,15 @@ def _at_each_place(values: Values, remedy: str, name: object = None) -> Any:
 
     Containers without tensors are not opened.
     """
-    parts = None if _are_without_tensors(values) else _parts_of_all(values, remedy, name)
-    if parts is None:
+    if all(type(value) in (list, tuple) and not tensors(map_leaves(_as_tensor, value)) for value in values):
+        return [value[0] for value in values] if {*map(len, values)} == {1} else values
+    if (parts := _parts_of_all(values, remedy, name)) is None:
         return _rows(values, remedy, name)
     changed = iter([_at_each_place(column, remedy, _within(name, key)) for key, column in parts.items()])
     return map_leaves(lambda _: next(changed), values[0], is_leaf=lambda inner: inner is not values[0])
 
 
-def _are_without_tensors(values: Values) -> bool:
-    return all(type(value) in (list, tuple) and not tensors(map_leaves(_as_tensor, value)) for value in values)
-
-
 def _rows(values: Values, remedy: str, name: object) -> Any:
-    """The tensors one below the other, or a list of other values."""
-    if _are_without_tensors(values):
-        return [value[0] for value in values] if {*map(len, values)} == {1} else values
     values = list(map(_as_tensor, values))
     shapes = [tuple(value.shape) for value in values if isinstance(value, Tensor)]
     if not shapes:
@@ -112,7 +101,6 @@ def _with_row(value: Any) -> Any:
 
 
 def _as_tensor(value: Any) -> Any:
-    """An array of numbers as a tensor; any other value as it is."""
     _check_unmasked(value)
     is_numeric = isinstance(value, np.ndarray | np.generic) and value.dtype.kind in _NUMERIC
     return torch.as_tensor(value) if is_numeric else value
@@ -129,8 +117,7 @@ def _check_row(shape: tuple[int, ...], name: object) -> None:
         raise ValueError(
             f"collate_fn gives {'a tensor' if name is None else f'the field {name!r}'} of one record the shape "
             f"{shape}, but the first axis is that of the records: put the record on the first axis, in the shape "
-            "(1, ...). For graphs, whose nodes are there, take batch.microbatches(1), which gives what collate_fn "
-            "returns as it is"
+            "(1, ...). For graphs, whose nodes are there, take batch.microbatches(1), which leaves them as they are"
         )
 
 
@@ -138,8 +125,7 @@ def _check_one_type(values: Values, name: object) -> None:
     kinds = [f"Tensor of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__ for value in values]
     if len(kinds := list(dict.fromkeys(kinds))) > 1:
         raise ValueError(
-            f"{_has(name)} different types, such as {kinds[0]} and {kinds[1]}: a microbatch has the type of its first "
-            "record. Bring them to one type"
+            f"{_has(name)} different types, such as {kinds[0]} and {kinds[1]}: bring all to that of the first record"
         )
 
 
@@ -170,7 +156,6 @@ def _parts_of_all(values: Values, remedy: str, name: object) -> dict[Any, Values
 
 
 def _parts(value: Any) -> dict[Any, Any] | None:
-    """What a container holds, by name; ``None`` of a value that is none."""
     if isinstance(value, PackedSequence):
         raise ValueError(f"a PackedSequence holds positions and no rows of records{_ONE_SHAPE}")
     if isinstance(value, list | tuple):
@@ -192,8 +177,7 @@ def _has(name: object) -> str:
 Name = int | str | None  # of a field: its place in a tuple, its key in a dictionary, None for a record without fields
 
 _NOT_PADDED = (
-    ", and is none of those that are padded: name it among them if it is as long as its record, or bring it to one "
-    "shape by itself"
+    ", and is none of those that are padded: name it among them if it is as long as its record, or give it one shape"
 )
 
 
@@ -229,12 +213,10 @@ class PaddedBuckets:
         if not (hasattr(records, "__len__") and hasattr(records, "__getitem__")):
             raise TypeError(f"a {type(records).__name__} has no length and index, so its records cannot be padded")
         self.edges = tuple(edges)
-        if not self.edges or any(type(edge) is not int for edge in self.edges) or self.edges[0] < 1:
-            raise ValueError(f"expected whole numbers of at least one as edges, got {self.edges}")
-        if list(self.edges) != sorted(set(self.edges)):
-            raise ValueError(f"expected ascending edges, each once, got {self.edges}")
-        self._records = records
-        self._pad = pad
+        are_whole = self.edges and all(type(edge) is int for edge in self.edges) and self.edges[0] >= 1
+        if not are_whole or list(self.edges) != sorted(set(self.edges)):
+            raise ValueError(f"expected ascending whole numbers of at least one as edges, each once, got {self.edges}")
+        self._records, self._pad = records, pad
         lengths = np.fromiter(self._lengths(), dtype=np.int64, count=len(records))
         self._edge_of = np.minimum(np.searchsorted(self.edges, lengths), len(self.edges) - 1)
         # The bucket of each record: the number of its edge, or of its pair of edges.
@@ -246,11 +228,9 @@ class PaddedBuckets:
         return len(self._records)
 
     def __getitem__(self, index: int) -> Any:
-        """The record with this index, padded to the bucket of its own length."""
         record, edge = self._records[index], self.edges[self._edge_of[index]]
-        padded = {
-            name: _padded(sequence, edge, fill) for name, (sequence, fill) in self._sequences(index, record).items()
-        }
+        found = self._sequences(index, record)
+        padded = {name: _padded(sequence, edge, fill) for name, (sequence, fill) in found.items()}
         if isinstance(record, Mapping):
             return dict(record) | padded
         if isinstance(record, tuple):
@@ -268,7 +248,6 @@ class PaddedBuckets:
         return self.edges[int(self._edge_of.max(initial=0))]
 
     def collate(self, at: np.ndarray) -> Any:
-        """The records with these indices, which are of one bucket, as one microbatch."""
         return collated([self[index] for index in at.tolist()], _NOT_PADDED)
 
     def _lengths(self) -> Iterator[int]:
@@ -287,9 +266,8 @@ class PaddedBuckets:
 
     def _sequences(self, index: int, record: Any) -> dict[Name, tuple[Tensor, float]]:
         """By name, each field of this record that is a sequence, and what fills it up."""
-        fields: Mapping[Any, Any] = {None: record}
-        if isinstance(record, Mapping | tuple):
-            fields = record if isinstance(record, Mapping) else dict(enumerate(record))
+        columns = dict(enumerate(record)) if isinstance(record, tuple) else {None: record}
+        fields: Mapping[Any, Any] = record if isinstance(record, Mapping) else columns
         if isinstance(self._pad, Mapping):
             fills: Mapping[Any, float] = self._pad
         elif isinstance(record, Mapping):
@@ -313,7 +291,6 @@ def _sequence(value: Any) -> Tensor:
 
 
 def _padded(sequence: Tensor, edge: int, fill: float) -> Tensor:
-    """The sequence cut or filled up to ``edge`` positions."""
     padded = sequence.new_full((edge, *sequence.shape[1:]), fill)
     padded[: len(sequence)] = sequence[:edge]
     return padded

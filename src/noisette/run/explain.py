@@ -8,12 +8,13 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 import noisette
@@ -28,7 +29,7 @@ from noisette.errors import PrivacyError
 from noisette.lipschitz.bound import LayerBound, LipschitzBound
 from noisette.ranks import Alone
 from noisette.run.per_example import PerExampleClip
-from noisette.run.private import batch_mixing_modules, privatize
+from noisette.run.private import batch_mixing_modules, privatize, said_of_modules
 
 _WARM_UP, _MEASURED = 3, 5  # steps; a step is captured in the second one
 _LONGEST = 20.0  # seconds, after which one measured step is enough
@@ -60,13 +61,12 @@ class Cost:
     graph: str  # how the private step ran: as one graph, or why not
 
     def __str__(self) -> str:
-        plain = "a plain one was not measured, because the loss cannot be called with several examples at once"
+        private, plain = self.private_seconds, "was not measured, because the loss takes one example at a time alone"
         if self.plain_seconds is not None:
-            plain = f"a plain one {1e3 * self.plain_seconds:.3g} ms "
-            plain += f"({self.private_seconds / self.plain_seconds:.2g} times)"
+            plain = f"{1e3 * self.plain_seconds:.3g} ms ({private / self.plain_seconds:.2g} times)"
         return (
-            f"A private step of these {self.examples} examples takes {1e3 * self.private_seconds:.3g} ms, with "
-            f"clipping, noise and ledger; {plain}. It ran as {self.graph}; nothing was compiled, which long runs do."
+            f"A private step of these {self.examples} examples takes {1e3 * private:.3g} ms, with clipping, noise and "
+            f"ledger; a plain one {plain}. It ran as {self.graph}; nothing was compiled, which long runs do."
         )
 
 
@@ -155,29 +155,23 @@ def explain(model: nn.Module | LipschitzBound, loss: Loss, *batch: Any, public: 
         return Explanation(refused)
     microbatch, public = Microbatch(batch, {}), tuple(public)
     with _unchanged(module), warnings.catch_warnings():
-        for said in (OneByOneWarning, CaptureWarning):  # which is returned
-            warnings.simplefilter("ignore", said)
+        warnings.simplefilter("ignore", OneByOneWarning)  # which is returned, as what follows
+        warnings.simplefilter("ignore", CaptureWarning)
         try:
             seconds, graph = _private_steps(bound, loss, microbatch, public)
         except PrivacyError as refusal:
             return Explanation((str(refusal),))
         finally:
             bound.close()
-        uses, problem, apart, line = _seen_vectorised(module, loss, microbatch, public) if clipped else ((), "", "", "")
-        plain = _plain_steps(module, loss, microbatch)
-        unreached = _unreached(module, loss, microbatch, every=bool(problem or apart))
-    return Explanation(
-        refused=(),
-        one_by_one=f"{problem} {_CURE}" if problem else "",
-        apart=f"{apart} {_CURE}" if apart else "",
-        line=line,
-        uses=uses,
+        found = _seen_vectorised(module, loss, microbatch, public) if clipped else Explanation(())
+        optimizer, plain = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.0), None
+        with suppress(RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError):
+            plain = _measured(lambda: loss(module, *batch).sum().backward(), optimizer)  # raises for one example alone
+        unreached = _unreached(module, loss, microbatch, every=bool(found.one_by_one or found.apart))
+    return replace(
+        found,
         unreached=unreached,
-        remarks=tuple(
-            f"{name or 'the model itself'}  {type(part).__name__} {remark}"
-            for name, part in module.named_modules()
-            if isinstance(remark := getattr(part, "remark", ""), str) and remark
-        ),
+        remarks=tuple(said_of_modules(module, lambda part: getattr(part, "remark", ""))),
         bounds=() if clipped else tuple(model.layers()),
         cost=Cost(microbatch.count, seconds, plain, graph),
     )
@@ -189,9 +183,7 @@ def sum_of_outputs(model: nn.Module, *args: Any, **keywords: Any) -> Tensor:
     return torch.stack([output.float().sum() for output in outputs if output.is_floating_point()]).sum()
 
 
-def _seen_vectorised(
-    model: nn.Module, loss: Loss, batch: Microbatch, public: tuple[Tensor, ...]
-) -> tuple[tuple[UseLine, ...], str, str, str]:
+def _seen_vectorised(model: nn.Module, loss: Loss, batch: Microbatch, public: tuple[Tensor, ...]) -> Explanation:
     """The uses of parameters in one microbatch; why each example needs a call of its own, why some do, and the line."""
     engine = _Watching()
     clip = PerExampleClip(model, 1.0, engine=engine, capture="eager")
@@ -203,7 +195,7 @@ def _seen_vectorised(
         try:
             return loss(model, *args)
         except ExamplesDisagreeError as error:
-            apart, line = str(error), _line_of(error, handled)
+            apart, line = f"{error} {_CURE}", _line_of(error, handled)
             raise
 
     with warnings.catch_warnings():
@@ -211,10 +203,10 @@ def _seen_vectorised(
         try:
             clip.accumulate(watched, *batch.args, public=public)
         except OneByOneWarning as warning:
-            return (), str(warning), "", _line_of(warning, handled)
+            return Explanation((), one_by_one=f"{warning} {_CURE}", line=_line_of(warning, handled))
         finally:
             clip.close()
-    return tuple(dict.fromkeys(engine.uses)), "", apart, line
+    return Explanation((), apart=apart, line=line, uses=tuple(dict.fromkeys(engine.uses)))
 
 
 _OWN = Path(noisette.__file__).parent
@@ -240,7 +232,6 @@ class _Watching(BookKeeping):
 
 
 def _use_lines(recording: Recording, parameters: Mapping[str, Tensor]) -> Iterator[UseLine]:
-    """A line for each weight in each recorded use."""
     names = {id(p): name for name, p in parameters.items()}
     names |= {
         key: " + ".join(names.get(id(p), "frozen") for p in weight.parents) + f" ({operation_name(weight.operation)})"
@@ -252,15 +243,11 @@ def _use_lines(recording: Recording, parameters: Mapping[str, Tensor]) -> Iterat
             for weight in operand.weights:
                 others = [value for value in found.arguments.values() if isinstance(value, Tensor)]
                 first = next((value for value in others if value is not weight), weight)
-                own = use.operation is own_copies
-                yield UseLine(
-                    parameter=names.get(id(weight), "frozen"),
-                    operation="several operations" if own else operation_name(use.operation),
-                    operand=operand.name,
-                    shape=tuple(first.shape),
-                    rule="own copies" if own else getattr(operand.rule, "__name__", "none"),
-                    per_example_numbers=weight.numel(),
-                )
+                operation, rule = operation_name(use.operation), getattr(operand.rule, "__name__", "none")
+                if use.operation is own_copies:
+                    operation, rule = "several operations", "own copies"
+                parameter, shape = names.get(id(weight), "frozen"), tuple(first.shape)
+                yield UseLine(parameter, operation, operand.name, shape, rule, weight.numel())
 
 
 @contextmanager
@@ -281,29 +268,18 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
 def _private_steps(
     bound: PerExampleClip | LipschitzBound, loss: Loss, batch: Microbatch, public: tuple[Tensor, ...]
 ) -> tuple[float, str]:
-    """The seconds of a private step, and whether it ran as a graph."""
     count = batch.count
     optimizer = torch.optim.SGD(bound.parameters.values(), lr=0.0)
-    run = privatize(
-        bound,
-        optimizer,
-        torch.zeros(count, 1),  # the run draws all of them, and the examples given are used in their place
-        sampling_rate=1.0,
-        expected_batch_size=count,
-        steps=_WARM_UP + _MEASURED,
-        noise_multiplier=1.0,
-        ranks=Alone(),
-    )
-    with run:
+    declared: dict[str, Any] = {"sampling_rate": 1.0, "expected_batch_size": count, "noise_multiplier": 1.0}
+    drawn = torch.zeros(count, 1)  # all of them, and the examples that were given are used in their place
+    with privatize(bound, optimizer, drawn, steps=_WARM_UP + _MEASURED, ranks=Alone(), **declared) as run:
         batches = run.batches()
 
-        def step() -> None:
+        def accumulate() -> None:
             for _ in next(batches).microbatches(count):
                 run.accumulate(loss, *batch.args, public=public)
-            optimizer.step()
-            optimizer.zero_grad()
 
-        seconds = _measured(step, next(iter(bound.parameters.values())).device)
+        seconds = _measured(accumulate, optimizer)
     if isinstance(bound, LipschitzBound):
         return seconds, "eager: the step of a Lipschitz network is never captured"
     if bound.captured_operations:
@@ -312,30 +288,17 @@ def _private_steps(
     return seconds, f"eager: {problems[0]}"
 
 
-def _plain_steps(model: nn.Module, loss: Loss, batch: Microbatch) -> float | None:
-    """The seconds of a step without privacy; ``None`` for a loss that takes one example alone."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.SGD(parameters, lr=0.0)
-
-    def step() -> None:
-        loss(model, *batch.args).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    with suppress(RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError):
-        return _measured(step, parameters[0].device)
-    return None
-
-
-def _measured(step: Callable[[], None], device: torch.device) -> float:
+def _measured(compute_gradients: Callable[[], None], optimizer: Optimizer) -> float:
     """The seconds of the quickest of some steps, after some steps to warm up."""
-    seconds: list[float] = []
+    device, seconds = optimizer.param_groups[0]["params"][0].device, []
     begin = time.perf_counter()
     for k in range(_WARM_UP + _MEASURED):
         if k > _WARM_UP and time.perf_counter() - begin > _LONGEST:
             break
         start = time.perf_counter()
-        step()
+        compute_gradients()
+        optimizer.step()
+        optimizer.zero_grad()
         wait_for(device)
         seconds.append(time.perf_counter() - start)
     return min(seconds[_WARM_UP:])

@@ -72,9 +72,6 @@ def without_frames(dataset: Any) -> Any:
     """A data set with arrays in place of tables of pandas: a frame alone is a dictionary of its columns.
 
     Within a tuple or a dictionary a frame is the matrix of its numbers, (n, columns), and a series a column.
-
-    Raises:
-        TypeError: a column holds other values than numbers; all are named.
     """
     if _is_of_pandas(dataset) and dataset.ndim == 2:
         _array_of(dataset)  # which names all columns that hold no numbers
@@ -91,7 +88,6 @@ def _is_of_pandas(value: Any) -> bool:
 
 
 def _array_of(values: Any) -> Any:
-    """The numbers of a frame or a series; other values as they are."""
     if not _is_of_pandas(values):
         return values
     columns = {values.name: values.to_numpy()} if values.ndim == 1 else {n: c.to_numpy() for n, c in values.items()}
@@ -111,11 +107,6 @@ def records_of(dataset: Any, collate_fn: Collate | None = None, dtype: torch.dty
     set with ``len`` and indexing, each record is fetched and collated alone.
 
     Guarantee: no code of the data set's or the caller's sees two records at once.
-
-    Raises:
-        TypeError: the data set cannot be indexed; a column is no tensor or array; or there is a ``collate_fn`` for
-            columns.
-        ValueError: its columns differ in length, or a list may stand for records or for columns.
     """
     if isinstance(dataset, OwnRecords):
         return replace(records_of(dataset.part, collate_fn, dtype), size=dataset._of, own=dataset._own)
@@ -179,7 +170,6 @@ def _are_tensors(values: Sequence[Any]) -> bool:
 
 
 def _columns_of(dataset: Any) -> list[Tensor | np.ndarray] | None:
-    """The columns of a data set that has its records in columns."""
     if isinstance(dataset, Tensor | np.ndarray):
         return [dataset]
     if isinstance(dataset, tuple) and dataset and _are_tensors(dataset):
@@ -196,7 +186,6 @@ def _columns_of(dataset: Any) -> list[Tensor | np.ndarray] | None:
 
 
 def _check_records(dataset: Any) -> None:
-    """Check that a data set without columns is indexed by record."""
     if isinstance(dataset, tuple) and any(isinstance(part, Tensor | np.ndarray) for part in dataset):
         raise TypeError(
             "a tuple of tensors has columns, but some of these are no tensors or arrays: give each as one, such as "
@@ -223,8 +212,7 @@ class EachAlone:
     """Gathers records of a data set that is indexed by record: each is fetched, and by ``collate`` collated, alone."""
 
     def __init__(self, dataset: Any, collate: Collate | None) -> None:
-        self._dataset = dataset
-        self._collate = collate
+        self._dataset, self._collate = dataset, collate
 
     def __call__(self, at: np.ndarray) -> Any:
         records = [record(self._dataset, index) for index in at.tolist()]
@@ -238,8 +226,7 @@ def record(dataset: Any, index: int) -> Any:
     found = dataset.__getitems__([index])
     if len(found) != 1:
         raise ValueError(
-            f"the data set makes {len(found)} records of the one with index {index}: make one of each, or prepare the "
-            "data set beforehand, as by its map()"
+            f"the data set makes {len(found)} records of the one with index {index}: make one, or use map() beforehand"
         )
     return found[0]
 
@@ -279,9 +266,7 @@ class Thread:
     """One thread of this process, or where nothing is loaded ahead, that of the caller."""
 
     def __init__(self, gather: Gather, ahead: int = 1, to: torch.device | None = None) -> None:
-        self._gather = gather
-        self._ahead = ahead
-        self._to = to
+        self._gather, self._ahead, self._to = gather, ahead, to
         self._helper = ThreadPoolExecutor(max_workers=1)  # its thread starts with the first microbatch ahead
 
     def microbatches(self, parts: Parts) -> Iterator[Any]:
@@ -329,7 +314,6 @@ class Processes:
         )
 
     def microbatches(self, parts: Parts) -> Iterator[Any]:
-        """As of a :class:`Thread`."""
         self._plan.parts = parts
         try:
             for microbatch in self._loader:
@@ -380,9 +364,7 @@ class Fetch:
             yield part
 
 
-def fetch_of(
-    gather: Gather, workers: int, to: torch.device | str | None, ahead: int | None, *, expected: float
-) -> Fetch:
+def fetch_of(gather: Gather, workers: int, to: torch.device | str | None, ahead: int | None, expected: float) -> Fetch:
     """What fetches the microbatches of a run, as :meth:`noisette.PrivateRun.batches` describes it."""
     if ahead is None:
         ahead = 0 if to is None and isinstance(gather, Rows) and not gather.take_long(expected) else 1
@@ -464,7 +446,6 @@ class JointBatch(Batch):
     ranks: AnyRanks = field(default_factory=Alone)
 
     def microbatches(self, size: int | Literal["auto"]) -> Iterator[Any]:
-        """As of a :class:`Batch`, and as many on all ranks."""
         own = super().microbatches(size)
         while True:
             microbatch = next(own, None)
@@ -484,8 +465,6 @@ class JointBatch(Batch):
                 )
             self.is_blank = False
 
-
-# How many examples fit in memory
 
 # The share of the free memory that a microbatch may take. An accelerator's allocator fragments its memory, and raises
 # an error when it runs out; a processor's system kills the process instead.

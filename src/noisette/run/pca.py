@@ -14,13 +14,13 @@ from torch import Tensor
 
 from noisette import errors as checks
 from noisette.accounting import Gaussian, GdpAccountant, Ledger, noise_multiplier_for
+from noisette.accounting.calibrate import check_ranges
 from noisette.core.noise import SecretKey
 from noisette.core.release import BoundedSum, GaussianRelease
 from noisette.errors import PrivacyError
 from noisette.ranks import AnyRanks, ranks_of
 
-PART = "principal components"
-"""Name of the release in the ledger."""
+PART = "principal components"  # the name of the release in the ledger
 
 # The sum of outer products is computed exactly, in integers: in floating point, rounding would depend on all records. A
 # row of norm one is rounded towards zero to multiples of this unit, so a product of two entries is at most 2^32 units
@@ -81,13 +81,9 @@ class PrivatePCA(TransformerMixin, BaseEstimator):
         ranks: AnyRanks | None = None,
         declaration: str = "",
     ) -> None:
-        self.n_components = n_components
-        self.noise_multiplier = noise_multiplier
-        self.epsilon = epsilon
-        self.delta = delta
+        self.n_components, self.ranks, self.declaration = n_components, ranks, declaration
+        self.noise_multiplier, self.epsilon, self.delta = noise_multiplier, epsilon, delta
         self.ledger = ledger if ledger is not None else Ledger()
-        self.ranks = ranks
-        self.declaration = declaration
 
     def fit(self, X: Any, y: None = None) -> Self:  # noqa: N803
         """Release the noised sum of these rows and keep its leading eigenvectors. Each call has a privacy cost.
@@ -109,8 +105,7 @@ class PrivatePCA(TransformerMixin, BaseEstimator):
         with ranks.unanimous("the principal components"):
             rows = _table(X)
             features = rows.shape[1]
-            self._check(features)
-            noise_multiplier = self._calibrated_noise()
+            noise_multiplier = self._checked_noise(features)
             total = _second_moment(rows, ranks)
         declared = {"features": features, "noise of the components": noise_multiplier}
         ranks.check_equal("the principal components", lambda: declared)
@@ -146,35 +141,30 @@ class PrivatePCA(TransformerMixin, BaseEstimator):
         """An estimator with the same ledger, because a copied ledger would miss the cost of the other's fits."""
         return type(self)(**self.get_params(deep=False))
 
-    def _check(self, features: int) -> None:
+    def _checked_noise(self, features: int) -> float:
+        """The noise multiplier that was given, or that of the budget; a ValueError lists all problems."""
+        noise_multiplier, epsilon, delta = self.noise_multiplier, self.epsilon, self.delta
+
         def check_fits() -> None:
             checks.count(n_components=self.n_components)
             if self.n_components > features:
                 raise ValueError(f"expected n_components <= {features} features, got n_components={self.n_components}")
 
         def check_pair() -> None:
-            if (self.epsilon is None) != (self.delta is None):
-                raise ValueError(
-                    "give epsilon and delta together: delta is the probability with which epsilon may fail"
-                )
+            if (epsilon is None) != (delta is None):
+                raise ValueError("give epsilon and delta together: the probability with which epsilon may fail")
 
         checks.all_of(
             check_fits,
-            lambda: checks.exactly_one(noise_multiplier=self.noise_multiplier, epsilon=self.epsilon),
+            lambda: checks.exactly_one(noise_multiplier=noise_multiplier, epsilon=epsilon),
             check_pair,
-            lambda: self.noise_multiplier is None or checks.positive(noise_multiplier=self.noise_multiplier),
-            lambda: self.epsilon is None or checks.positive(epsilon=self.epsilon),
-            lambda: self.delta is None or checks.open_fraction(delta=self.delta),
+            lambda: check_ranges(noise_multiplier=noise_multiplier, epsilon=epsilon, delta=delta),
         )
-
-    def _calibrated_noise(self) -> float:
-        if self.noise_multiplier is not None:
-            return float(self.noise_multiplier)
-        assert self.epsilon is not None
-        assert self.delta is not None
-        return noise_multiplier_for(
-            epsilon=self.epsilon, delta=self.delta, sampling_rate=1.0, steps=1, accountant=GdpAccountant()
-        )
+        if epsilon is None or delta is None:
+            assert noise_multiplier is not None, "checked above"
+            return float(noise_multiplier)
+        by = GdpAccountant()
+        return noise_multiplier_for(epsilon=epsilon, delta=delta, sampling_rate=1.0, steps=1, accountant=by)
 
 
 def _table(data: Any) -> Any:

@@ -19,20 +19,9 @@ from noisette import errors as checks
 from noisette.capture.captured import Capture, schedule_of
 from noisette.capture.step import CapturedSteps
 from noisette.clipping.rules import FlatClipping
+from noisette.core import clip
 from noisette.core.backward import UncoveredError, user_hooks_disabled
-from noisette.core.clip import (
-    Accumulator,
-    AdaptiveRule,
-    BookKeeping,
-    ClippedSum,
-    Clipping,
-    ClippingRule,
-    Count,
-    Engine,
-    Group,
-    clipping_of,
-    together,
-)
+from noisette.core.clip import BookKeeping, ClippedSum, Clipping, ClippingRule, Engine, Group, clipping_of, together
 from noisette.core.loss import Loss, Microbatch, ModelBuffers, OutsideTensors, Unwrapped
 from noisette.core.release import BoundedSum, Stateful
 from noisette.core.trace import LossCall, record_losses
@@ -108,7 +97,7 @@ class PerExampleClip:
         self.model = model = self._unwrapped.module
         _check_initialized(model)
         self.clipping: ClippingRule = clipping
-        self._adaptive = clipping if isinstance(clipping, AdaptiveRule) else None
+        self._adaptive = clipping if isinstance(clipping, clip.AdaptiveRule) else None
         self.engine: Engine = engine if engine is not None else BookKeeping()
         self.ranks: AnyRanks = Alone()  # that take part in each microbatch of a sharded model; a run sets it
         self._shards = Shards(model)
@@ -116,17 +105,14 @@ class PerExampleClip:
         with self._shards.gathered():
             # While a sharded model runs, these whole parameters stand in the place of the shards.
             self._whole = {name: p for name, p in canonical_parameters(model) if p.requires_grad}
-        self.parameters: Mapping[str, Tensor] = self._shards.held(self._whole)  # the trainable ones, by name
+        self.parameters = {name: self._shards.parameters[name] for name in self._whole}  # the trainable ones
         self.buffers = ModelBuffers(model)
         self._outside = OutsideTensors()
         self.schedule = None if self._is_sharded else schedule_of(capture)  # when anything is captured or compiled
         # Engines that compute examples one after the other are captured where that is asked for, which says why not.
-        is_due = self.schedule is not None and (
-            self.schedule.at_once or not getattr(self.engine, "computes_again", False)
-        )
-        self._captured = (
-            CapturedSteps(model, self._clipped_sum, self._outside, self.schedule) if self.schedule and is_due else None
-        )
+        repeats, self._captured = getattr(self.engine, "computes_again", False), None
+        if self.schedule is not None and (self.schedule.at_once or not repeats):
+            self._captured = CapturedSteps(model, self._clipped_sum, self._outside, self.schedule)
         self._still_to_come = 1.0  # how many times the work so far is still to come
         self._known_losses: set[object] = set()  # by their code: called once, so that it is known what they draw
         self._is_one_by_one = False  # the loss cannot be vectorised
@@ -135,14 +121,18 @@ class PerExampleClip:
         self._skips_errors = errors == "skip"
         self._tried = self._failed = 0  # examples so far, and those whose loss has raised
         self._groups: list[Group] | None = None  # of the current batch: all its microbatches have the same bounds
-        self._sums = Accumulator()
+        self._sums = clip.Accumulator()
         self._twice_counted: dict[int, Tensor] = {}  # by number of the group
-        self._counts: list[Count] = []  # released with the last batch
+        self._released: list[Group] = []  # whose counts were released with the last batch
         self._closed = False
         try:
             if not self.parameters:
                 raise ValueError("the model has no trainable parameter: every one has requires_grad=False")
-            _check_real(self.parameters)
+            if found := [name for name, p in self.parameters.items() if p.is_complex()]:
+                raise ValueError(  # rules, noise and optimizers would treat only its real part
+                    f"complex parameters cannot be trained: {', '.join(found)}. Hold the real and the imaginary part "
+                    "as a real parameter with a last axis of 2, and use torch.view_as_complex(parameter) in forward."
+                )
             self._fresh_groups()
         except ValueError:
             self.close()
@@ -157,8 +147,6 @@ class PerExampleClip:
     def captured_operations(self) -> int:
         """The number of operations in the largest captured graph; 0 before a step is captured."""
         return 0 if self._captured is None else self._captured.operations
-
-    # A batch
 
     def before_first_batch(self, columns: Sequence[Tensor] = ()) -> None:
         """Remember which tensors exist, so that a loss uses no other from outside, and none of the records."""
@@ -201,8 +189,9 @@ class PerExampleClip:
             return
         self._tried += microbatch.count
         groups = self._trained_groups()
-        if self.model._forward_pre_hooks:
-            _refresh_public_statistics(self.model)
+        for hook in self.model._forward_pre_hooks.values():
+            if isinstance(hook, RefreshesFromPublicData):
+                hook.refresh(self.model)  # in its own buffers: copies are dropped after a call, a graph has no hooks
         if self._is_sharded:
             with in_step(self.ranks, "a microbatch"), self._shards.gathered():
                 clipped = self._clipped_sum(loss, microbatch, clipping_of(groups), public)
@@ -220,7 +209,6 @@ class PerExampleClip:
         self._add(clipped.sums, clipped.norms)
 
     def _add(self, sums: Mapping[str, Tensor], norms: Tensor) -> None:
-        """Add the clipped sum of a microbatch to that of the batch, and count the examples within their bounds."""
         counts = {
             k: self._twice_counted.get(k, 0) + group.count.twice(norms[k], group.bound)
             for k, group in enumerate(self._batch_groups())
@@ -262,13 +250,10 @@ class PerExampleClip:
 
         self._check_open()
         if self._is_sharded:
-            raise PrivacyError(
-                "a sharded model takes the loss of one example: call run.accumulate(loss, *batch), or give each rank "
-                "the whole model"
-            )
-        returned = record_rows(
-            self.model, batch, self._trained(), self.buffers, self._outside, one_by_one=self._is_one_by_one
-        )
+            way_out = "call run.accumulate(loss, *batch), or give each rank the whole model"
+            raise PrivacyError(f"a sharded model takes the loss of one example: {way_out}")
+        trained, one_by_one = self._trained(), self._is_one_by_one
+        returned = record_rows(self.model, batch, trained, self.buffers, self._outside, one_by_one=one_by_one)
         self._is_one_by_one |= returned.call.recording is None
         return returned
 
@@ -287,7 +272,7 @@ class PerExampleClip:
         held = {name: local(p) for name, p in self.parameters.items()} if self._is_sharded else self.parameters
         groups, added, counted = self._batch_groups(), self._sums.pop_sums(held), self._twice_counted
         self.buffers.seed += 1  # without a run, whose batches have seeds
-        self._twice_counted, self._counts = {}, []
+        self._twice_counted, self._released = {}, groups
         if self._adaptive is not None:
             self._groups = None
         sums: list[BoundedSum] = []
@@ -296,14 +281,13 @@ class PerExampleClip:
             sums.append(BoundedSum(params, tuple([added[name] for name in group.names]), group.bound))
             if group.count is not None:
                 sums.append(group.count.sum_of(counted.get(k)))
-                self._counts.append(group.count)
         return sums
 
     def after_step(self) -> None:
         """Give an adaptive clipping rule the counts that were released; clipping does not constrain the weights."""
-        for count in self._counts:
-            if self._adaptive is not None and count.released.grad is not None:
-                self._adaptive.adapt(count.released.grad)
+        for group in self._released:
+            if self._adaptive is not None and group.count is not None and group.count.released.grad is not None:
+                self._adaptive.adapt(group.count.released.grad)
 
     def state(self) -> Mapping[str, float]:
         """What the clipping rule has learned from released values; empty for a rule that learns nothing."""
@@ -318,16 +302,8 @@ class PerExampleClip:
         self._closed = True
         self._unwrapped.close()
 
-    # A microbatch
-
     def _clipped_sum(
-        self,
-        loss: Loss,
-        microbatch: Microbatch,
-        clipping: Clipping,
-        public: tuple[Tensor, ...],
-        *,
-        traced: bool = False,
+        self, loss: Loss, microbatch: Microbatch, clipping: Clipping, public: tuple[Tensor, ...], traced: bool = False
     ) -> ClippedSum:
         """The clipped sum of a microbatch, to which an example whose loss raises adds nothing where that is asked for.
 
@@ -337,7 +313,7 @@ class PerExampleClip:
             with few_operations():
                 return self._step(loss, microbatch, clipping, public, once=True)
         try:
-            return self._clipped_in_calls(loss, microbatch, clipping, public)
+            return self._in_calls(loss, microbatch, clipping, public)
         except (PrivacyError, torch.OutOfMemoryError):
             raise
         except Exception:
@@ -352,7 +328,7 @@ class PerExampleClip:
                 raise
             return ClippedSum({}, torch.zeros(len(clipping.groups), 1, device=microbatch.tensors[0].device))
 
-    def _clipped_in_calls(
+    def _in_calls(
         self, loss: Loss, microbatch: Microbatch, clipping: Clipping, public: tuple[Tensor, ...]
     ) -> ClippedSum:
         """The clipped sum of a microbatch: by one call of the loss, or where that cannot be, one for each example."""
@@ -428,19 +404,9 @@ class PerExampleClip:
     def _fresh_groups(self) -> list[Group]:
         groups = self.clipping.groups(list(self.parameters))
         if sorted([name for group in groups for name in group.names]) != sorted(self.parameters):
-            raise ValueError(
-                f"{type(self.clipping).__name__} does not put every trainable parameter in exactly one group"
-            )
+            rule = type(self.clipping).__name__
+            raise ValueError(f"{rule} does not put every trainable parameter in exactly one group")
         return groups
-
-
-def _check_real(parameters: Mapping[str, Tensor]) -> None:
-    """Check that no parameter is complex: rules, noise and optimizers would treat only its real part."""
-    if found := [name for name, p in parameters.items() if p.is_complex()]:
-        raise ValueError(
-            f"complex parameters cannot be trained: {', '.join(found)}. Hold the real and the imaginary part as a real "
-            "parameter with a last axis of 2, and use torch.view_as_complex(parameter) in forward."
-        )
 
 
 def _check_initialized(model: nn.Module) -> None:
@@ -468,13 +434,3 @@ class RefreshesFromPublicData(Protocol):
 
     def refresh(self, model: nn.Module) -> None:
         """Recompute the statistics if weights have changed."""
-
-
-def _refresh_public_statistics(model: nn.Module) -> None:
-    """Bring what hooks compute from the weights and public data up to date in the model's own buffers.
-
-    Copies of the buffers are dropped after a call, and a graph has no hooks.
-    """
-    for hook in model._forward_pre_hooks.values():
-        if isinstance(hook, RefreshesFromPublicData):
-            hook.refresh(model)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.optim.optimizer import Optimizer
 
 from noisette.accounting import Accountant, Ledger, PldAccountant, atomic_files
@@ -39,24 +41,25 @@ if TYPE_CHECKING:
 
 def batch_mixing_modules(model: nn.Module) -> list[str]:
     """For each module that mixes examples, also by its attribute ``mixes_examples``: name, class, and a remedy."""
-    found = []
-    for name, module in model.named_modules():
-        problem = getattr(module, "mixes_examples", "")
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
-            problem = (
-                "mixes examples: put GroupNorm or PublicBatchNorm in its place, as noisette.nn.convert_batch_norm("
-                "model, to=torch.nn.GroupNorm) does (`noisette train` has --batch-norm group for it), or call .eval() "
-                "on it"
+
+    def problem(module: nn.Module) -> str:
+        if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
+            return (
+                "mixes examples: call .eval() on it, or put GroupNorm or PublicBatchNorm in its place, as by "
+                "noisette.nn.convert_batch_norm(model, to=torch.nn.GroupNorm) or `noisette train --batch-norm group`"
             )
-        is_instance_norm = isinstance(module, nn.modules.instancenorm._InstanceNorm)
-        if is_instance_norm and module.training and module.running_mean is not None:
-            problem = (
-                "mixes examples in its running statistics: build it with track_running_stats=False, or call .eval() on "
-                "it"
-            )
-        if problem:
-            found.append(f"{name or 'the model itself'}  {type(module).__name__} {problem}")
-    return found
+        if isinstance(module, _InstanceNorm) and module.training and module.running_mean is not None:
+            return "mixes examples in its running statistics: build it with track_running_stats=False, or call .eval()"
+        return getattr(module, "mixes_examples", "")
+
+    return said_of_modules(model, problem)
+
+
+def said_of_modules(model: nn.Module, about: Callable[[nn.Module], object]) -> list[str]:
+    """For each module of which there is a text to say: its name, its class, and the text."""
+    said = [(name, type(module).__name__, about(module)) for name, module in model.named_modules()]
+    found = [(name, f"{kind} {text}") for name, kind, text in said if text and isinstance(text, str)]
+    return [f"{name or 'the model itself'}  {text}" for name, text in found]
 
 
 def check_no_batch_norm(model: nn.Module) -> None:
@@ -66,11 +69,7 @@ def check_no_batch_norm(model: nn.Module) -> None:
 
 
 def check_optimizer(optimizer: Optimizer, bound: GradientBound) -> None:
-    """Check that the optimizer needs no closure, calls hooks, and has the parameters of the bound.
-
-    Raises:
-        PrivacyError: it does not; parameters that differ are listed.
-    """
+    """Check that the optimizer needs no closure, calls hooks, has the parameters of the bound, and has no other run."""
     if "_optimizer_step_pre_hooks" not in vars(optimizer) or not getattr(type(optimizer).step, "hooked", False):
         raise PrivacyError(
             f"step() of this {type(optimizer).__name__} calls no step hooks, so nothing would be released before it: "
@@ -85,10 +84,6 @@ def check_optimizer(optimizer: Optimizer, bound: GradientBound) -> None:
             "Freeze the parameters that are not trained (requires_grad=False) before you create the bound, and give "
             "the optimizer all others."
         )
-
-
-def check_free(optimizer: Optimizer, bound: GradientBound) -> None:
-    """Check that no unfinished run steps this optimizer or trains parameters of this bound."""
     for run in (*unfinished_runs(optimizer), *unfinished_runs(bound.model)):
         raise PrivacyError(
             f"another run still trains these parameters: it has taken {run.steps_taken} of its {run.steps} steps. End "
@@ -97,17 +92,13 @@ def check_free(optimizer: Optimizer, bound: GradientBound) -> None:
 
 
 def ledger_on_ranks(
-    given: Ledger | Path | str | None, ranks: AnyRanks, open_own: Callable[[Path], Ledger] = Ledger
-) -> tuple[Ledger, Ledger | None]:
-    """The ledger of a run, that of rank 0, of which the others keep a copy in memory; again if it was opened here.
-
-    Raises:
-        PrivacyError: another rank than 0 was given a file, or has recorded other releases.
-    """
-    own: Ledger | None = None
+    given: Ledger | Path | str | None, ranks: AnyRanks, owned: ExitStack, open_own: Callable[[Path], Ledger] = Ledger
+) -> Ledger:
+    """The ledger of a run, that of rank 0, of which the others keep a copy in memory; one opened here is ``owned``."""
     with ranks.unanimous("the ledger"):
         if ranks.rank == 0 and isinstance(given, str | Path):
-            given = own = open_own(Path(given))
+            given = open_own(Path(given))
+            owned.callback(given.close)
         if ranks.rank and isinstance(given, Ledger) and given.path is not None:
             raise PrivacyError(
                 f"rank {ranks.rank} has opened the ledger {given.path} itself; give privatize the path, "
@@ -115,7 +106,7 @@ def ledger_on_ranks(
             )
         ledger = given if isinstance(given, Ledger) else Ledger()
     if ranks.size == 1:
-        return ledger, own
+        return ledger
     first = ranks.from_first(
         "the ledger", lambda: {"dataset": ledger.dataset, "totals": ledger.totals, "on disk": ledger.path is not None}
     )
@@ -126,7 +117,7 @@ def ledger_on_ranks(
             raise PrivacyError(f"rank {ranks.rank} was given the ledger {given}, and rank 0 none; give it to all ranks")
         if ledger.events != Ledger.mirror(first["dataset"], first["totals"]).events:
             raise PrivacyError(f"the ledger of rank {ranks.rank} has other releases than that of rank 0")
-    return ledger, own
+    return ledger
 
 
 @runtime_checkable
@@ -146,22 +137,17 @@ def held_noise(model: nn.Module) -> Callable[[Callable[[], int]], Callable[[], N
     hooks = [(part, each) for part in model.modules() for each in part._forward_pre_hooks.values()]
     found = [(part, each) for part, each in hooks if isinstance(each, HoldsNoise)]
 
-    def let_go() -> None:
-        for _, each in found:
-            each.let_go()
-
     def hold(seed: Callable[[], int]) -> Callable[[], None]:
         before = RandomStates.now()
         seed_torch(seed())
         try:
-            for part, each in found:
-                each.hold(part)
-        except BaseException:
-            let_go()
-            raise
+            with ExitStack() as held:
+                for part, each in found:
+                    held.callback(each.let_go)
+                    each.hold(part)
+                return held.pop_all().close
         finally:
             before.restore()
-        return let_go
 
     return hold if found else None
 
@@ -174,11 +160,11 @@ def _joint_noise(noise: GaussianNoise, event: StepRelease, steps: int, ranks: An
     from noisette.ranks.joint_sums import JointSums
 
     if bands == 1:
-        return JointSums(noise, ranks)
+        return JointSums(noise.add_, ranks)
     from noisette.noise.banded import BandedNoise, banded_coefficients, deviations_of
 
     correlation = banded_coefficients(bands, max(1, steps))
-    return JointSums(BandedNoise(noise, correlation), ranks, deviations_of(correlation))
+    return JointSums(BandedNoise(noise, correlation).add_, ranks, deviations_of(correlation))
 
 
 class PrivateRun(DpSgd):
@@ -205,7 +191,7 @@ class PrivateRun(DpSgd):
         key: SecretKey,
         ranks: AnyRanks,
     ) -> None:
-        event, batch_size, steps_spent = terms.event, terms.expected_batch_size, steps_taken + steps_lost
+        event, batch_size, spent = terms.event, terms.expected_batch_size, steps_taken + steps_lost
         dataset = without_frames(dataset)
         dtypes = {p.dtype for p in bound.parameters.values()}
         records = records_of(dataset, collate_fn, dtypes.pop() if len(dtypes) == 1 else None)
@@ -214,13 +200,7 @@ class PrivateRun(DpSgd):
             records = by_user.of(records, event.records)
         self._spending = PrivacyBudget(terms, accountant, ledger)
         self._paid = LedgerAccount(
-            ledger,
-            event,
-            terms.recorded,
-            self._spending.check_budget,
-            ranks,
-            steps=terms.steps,
-            steps_spent=steps_spent,
+            ledger, event, terms.recorded, self._spending.check_budget, ranks, steps=terms.steps, steps_spent=spent
         )
         devices = {p.device for p in bound.parameters.values()}
         together = any(map(is_sharded, bound.parameters.values()))
@@ -233,35 +213,32 @@ class PrivateRun(DpSgd):
 
             source = CompiledNoise(captured, self._paid.still_to_come)  # quicker than NumPy
         noise = GaussianNoise(key, source)
-        joint = _joint_noise(noise, event, terms.steps - steps_spent, ranks, ranks.size > 1 or together)
+        joint = _joint_noise(noise, event, terms.steps - spent, ranks, ranks.size > 1 or together)
         if isinstance(bound, PerExampleClip):
             bound.ranks = ranks
+        parts = Parts(
+            sampler=sampler_of(event, records.size, key, first_step=steps_taken, users=by_user),
+            records=records,
+            new_batch=partial(kind, records=records, measured=MeasuredSize(memory_of(devices))),
+            open_fetch=partial(fetch_of, records.gather, expected=batch_size),
+            release=GaussianRelease(key, event.noise_multiplier, batch_size, joint),
+            account=self._paid,
+            ranks=ranks,
+            key=key,
+            hold_noise=held_noise(bound.model),
+        )
         super().__init__(
             bound,
             optimizer,
-            Parts(
-                sampler=sampler_of(event, records.size, key, first_step=steps_taken, users=by_user),
-                records=records,
-                new_batch=partial(kind, records=records, measured=MeasuredSize(memory_of(devices))),
-                open_fetch=partial(fetch_of, records.gather, expected=batch_size),
-                release=GaussianRelease(key, event.noise_multiplier, batch_size, joint),
-                account=self._paid,
-                ranks=ranks,
-                key=key,
-                hold_noise=held_noise(bound.model),
-            ),
+            parts,
             sampling_rate=event.sampling_rate,
             expected_batch_size=batch_size,
             steps=terms.steps,
             steps_taken=steps_taken,
             steps_lost=steps_lost,
         )
-        self.terms = terms
-        self.accountant = accountant
-        self.ledger = ledger
-        self.extras = extras
-        self._all_ranks = ranks
-        self._dataset = dataset
+        self.terms, self.accountant, self.ledger, self.extras = terms, accountant, ledger, extras
+        self._all_ranks, self._dataset = ranks, dataset
         self._user_numbers = None if by_user is None else by_user.users
         self._fingerprint: Fingerprint | None = None
         self._saved_in: Path | None = None
@@ -278,13 +255,15 @@ class PrivateRun(DpSgd):
         """What was declared and how far the run is; nothing that was drawn."""
         terms = self.terms
         lost = f", {self.steps_lost} lost in a crash" if self.steps_lost else ""
-        facts: dict[str, object] = {"steps": f"{self.steps_taken} of {self.steps}{lost}", "release": repr(terms.event)}
-        facts["expected batch size"] = f"{terms.expected_batch_size:g}"
-        if terms.epsilon is not None:
-            facts["budget of epsilon"] = terms.epsilon
-        if terms.delta is not None:
-            facts["delta"] = terms.delta
-        return facts | {"data set": self.ledger.dataset}
+        facts = {
+            "steps": f"{self.steps_taken} of {self.steps}{lost}",
+            "release": repr(terms.event),
+            "expected batch size": f"{terms.expected_batch_size:g}",
+            "budget of epsilon": terms.epsilon,
+            "delta": terms.delta,
+            "data set": self.ledger.dataset,
+        }
+        return {name: value for name, value in facts.items() if value is not None}
 
     @classmethod
     def on_ranks(cls, make: Callable[..., Self], ranks: AnyRanks, owned: ExitStack) -> Self:
@@ -457,15 +436,11 @@ class PrivateRun(DpSgd):
                 saved = SavedRun.read(folder) if saved is None else saved
                 check_no_batch_norm(bound.model)
                 check_optimizer(optimizer, bound)
-                check_free(optimizer, bound)
                 saved.check_fits(bound, optimizer)
-            ranks.check_equal(
-                "the checkpoint", lambda: {"checkpoint": [saved.terms.facts(), saved.steps_taken, saved.head]}
-            )
+            facts = {"checkpoint": [saved.terms.facts(), saved.steps_taken, saved.head]}
+            ranks.check_equal("the checkpoint", lambda: facts)
             place = saved.ledger_near(folder) if ledger is None else ledger
-            ledger, own = ledger_on_ranks(place, ranks, saved.open_ledger)
-            if own is not None:
-                owned.callback(own.close)
+            ledger = ledger_on_ranks(place, ranks, owned, saved.open_ledger)
             make = partial(
                 cls,
                 bound,
@@ -488,10 +463,8 @@ class PrivateRun(DpSgd):
                 if run.steps_left:
                     run._fingerprint = Fingerprint.read(folder)
                     if not run._fingerprint.fits(run._dataset, run._user_numbers):
-                        raise ValueError(
-                            "the data set is not the one that the run began with; resume it with the same records of "
-                            "the same users"
-                        )
+                        problem = "the data set is not the one that the run began with"
+                        raise ValueError(f"{problem}; resume it with the same records of the same users")
                     run.check_budget()
                 saved.restore_state(bound, optimizer)
             if ranks.size > 1:
@@ -523,9 +496,9 @@ class PrivateRun(DpSgd):
         finally:
             self._owned.close()
         if self._saved_in is not None and not self.steps_left and self._all_ranks.rank == 0:
-            from noisette.run.checkpoint import Fingerprint
+            from noisette.run.checkpoint import FINGERPRINT
 
-            Fingerprint.remove(self._saved_in)
+            (self._saved_in / FINGERPRINT).unlink(missing_ok=True)
 
 
 def privatize(
@@ -616,27 +589,18 @@ def privatize(
         with ranks.unanimous("the declarations of the run"):
             check_numbers(**numbers)
             sampling_rate, steps = schedule(expected_batch_size, sampling_rate, steps, public_size, epochs)
-            possible = releases(
-                sampling,
-                users,
-                sampling_rate,
-                expected_batch_size=expected_batch_size,
-                public_size=public_size,
-                parts=parts_of(bound.pop_sums()),
-            )
+            parts = parts_of(bound.pop_sums())
+            possible = releases(sampling, users, sampling_rate, expected_batch_size, public_size, parts)
             one_over_size = sampling_rate / expected_batch_size
             if users is not None and users.public_users is not None:
                 one_over_size = 1 / users.public_users
             check_delta(delta, one_over_size, allow_large_delta)
             check_no_batch_norm(bound.model)
             check_optimizer(optimizer, bound)
-            check_free(optimizer, bound)
         declared = {**numbers, "sampling": repr(sampling), "users": users and users.most_records}
         ranks.check_equal("the declarations of the run", lambda: declared)
         accountant = accountant if accountant is not None else PldAccountant()
-        ledger, own = ledger_on_ranks(ledger, ranks)
-        if own is not None:
-            owned.callback(own.close)
+        ledger = ledger_on_ranks(ledger, ranks, owned)
 
         def terms() -> dict[str, Any]:
             if noise_multiplier is None:
@@ -644,8 +608,9 @@ def privatize(
                 assert delta is not None, "checked above"
                 before = ledger.declarations
                 by = accountant_beside(before, accountant, declaration=declaration, epsilon=epsilon, delta=delta)
+                prior = ledger.events
                 event = least_noisy(
-                    possible, epsilon=epsilon, delta=delta, steps=steps, accountant=by, prior_events=ledger.events
+                    possible, epsilon=epsilon, delta=delta, steps=steps, accountant=by, prior_events=prior
                 )
             else:
                 events = [release(noise_multiplier) for release in possible]

@@ -1,8 +1,4 @@
-"""How the batches of a run are drawn: declared schemes, what a step of each releases, and its sampler.
-
-Which records of a user are kept is drawn by the secret key: a choice by the order of the data set could be steered by
-whoever orders it.
-"""
+"""How the batches of a run are drawn: declared schemes, what a step of each releases, and its sampler."""
 
 from __future__ import annotations
 
@@ -17,15 +13,8 @@ import numpy as np
 from torch import Tensor
 
 from noisette import errors as checks
-from noisette.accounting.events import (
-    BallsInBinsGaussian,
-    BandedGaussian,
-    Parts,
-    PoissonGaussian,
-    StepRelease,
-    TruncatedPoissonGaussian,
-    UserLevel,
-)
+from noisette.accounting import events
+from noisette.accounting.events import Parts, PoissonGaussian, StepRelease, UserLevel
 from noisette.core.batches import PoissonSampler, Records, drawn_records
 from noisette.core.noise import SecretKey
 from noisette.core.steps import Sampler
@@ -61,9 +50,6 @@ class TruncatedPoissonSampler:
 
     Guarantee: given the records of the Poisson batch, every subset of that size is equally likely, up to the
     probability of equal words among 64-bit words of the secret key's keystream, of which each record has one.
-
-    Raises:
-        PrivacyError: there are more records than the declared ``most_records``.
     """
 
     size: int
@@ -170,18 +156,19 @@ class Users:
         found = np.fromiter(map(numbers.__getitem__, ids), dtype=np.int64, count=size)
         _refuse_without_id(np.isin(found, [number for value, number in numbers.items() if _is_missing(value)]))
         if len(kinds := {_kind(of) for of in set(map(type, ids))}) > 1:
-            raise ValueError(
-                f"ids are {' and '.join(sorted(kinds))}: 1 and '1' would count as two users; give ids of one kind"
-            )
+            mixed = " and ".join(sorted(kinds))
+            raise ValueError(f"ids are {mixed}: 1 and '1' would count as two users; give ids of one kind")
         return found
 
 
 class UserRecords:
-    """The records by their users (numbers from 0 on), of whom each keeps ``most_records`` at most, drawn by the key."""
+    """The records by their users (numbers from 0 on), of whom each keeps ``most_records`` at most, drawn by the key.
+
+    A choice by the order of the data set could be steered by whoever orders it.
+    """
 
     def __init__(self, users: np.ndarray, most_records: int, key: SecretKey) -> None:
         self.users = users
-        self.most_records = most_records
         words = np.empty(len(users), dtype=np.uint64)
         key.fill(words, purpose="kept records", name="", step=0)
         by_user = np.lexsort((words, users))  # the records of each user together, in an order drawn by the key
@@ -347,7 +334,7 @@ class TruncatedPoisson:
                 "truncated batches need the most records that the data set may have: declare public_size, or "
                 "TruncatedPoisson(largest_batch, most_records)"
             )
-        return lambda noise: TruncatedPoissonGaussian(sampling_rate, noise, self.largest_batch, most, parts)
+        return lambda noise: events.TruncatedPoissonGaussian(sampling_rate, noise, self.largest_batch, most, parts)
 
 
 @dataclass(frozen=True)
@@ -367,7 +354,7 @@ class BallsInBins:
     def release(self, sampling_rate: float, public_size: int | None, parts: Parts) -> ReleaseOf:
         rounded_up = math.ceil(1 / sampling_rate * (1 - 1e-12))  # 1 / (1 / 49) is above 49
         bins = rounded_up if self.bins is None else self.bins
-        return lambda noise: BallsInBinsGaussian(bins, noise, parts)
+        return lambda noise: events.BallsInBinsGaussian(bins, noise, parts)
 
 
 @dataclass(frozen=True)
@@ -391,55 +378,42 @@ class CyclicPoisson:
         checks.count(bands=self.bands)
 
     def release(self, sampling_rate: float, public_size: int | None, parts: Parts) -> ReleaseOf:
-        BandedGaussian(sampling_rate, 1.0, self.bands)  # checks the rate
-        return lambda noise: BandedGaussian(sampling_rate, noise, self.bands, parts)
+        events.BandedGaussian(sampling_rate, 1.0, self.bands)  # checks the rate
+        return lambda noise: events.BandedGaussian(sampling_rate, noise, self.bands, parts)
 
 
 Sampling: TypeAlias = Poisson | TruncatedPoisson | BallsInBins | CyclicPoisson
 
 
 def releases(
-    sampling: Sampling,
-    users: Users | None,
-    sampling_rate: float,
-    *,
-    expected_batch_size: float,
-    public_size: int | None,
-    parts: Parts,
+    sampling: Sampling, users: Users | None, rate: float, batch_size: float, public_size: int | None, parts: Parts
 ) -> Sequence[ReleaseOf]:
     """The releases that a step may make with these parts, as declared: one, or with users of records and of users."""
     if not isinstance(sampling, Sampling):
-        raise TypeError(
-            "expected sampling to be Poisson(), TruncatedPoisson(..), BallsInBins() or CyclicPoisson(..), got "
-            f"{sampling!r}"
-        )
+        known = "Poisson(), TruncatedPoisson(..), BallsInBins() or CyclicPoisson(..)"
+        raise TypeError(f"expected sampling to be {known}, got {sampling!r}")
     if users is None:
-        return [sampling.release(sampling_rate, public_size, parts)]
+        return [sampling.release(rate, public_size, parts)]
     if not isinstance(users, Users):
         raise TypeError(f"expected users to be Users(ids, most_records), got a {type(users).__name__}")
     if not isinstance(sampling, Poisson):
         raise ValueError(f"with users batches are Poisson, because no privacy cost is known of users in {sampling!r}")
-    rates = {users.most_records: sampling_rate}
+    rates = {users.most_records: rate}
     if users.public_users is not None:
         if public_size is not None:  # of which at most so many are kept
             kept = min(public_size, users.most_records * users.public_users)
-            rates[users.most_records] = expected_batch_size / kept
-        rates[1] = expected_batch_size / users.public_users
-    possible = [(records, rate) for records, rate in rates.items() if rate <= 1]
+            rates[users.most_records] = batch_size / kept
+        rates[1] = batch_size / users.public_users
+    possible = [(most_records, rate) for most_records, rate in rates.items() if rate <= 1]
     if not possible:
         raise ValueError(
             f"{users.public_users} users with at most {users.most_records} records each do not give "
-            f"{expected_batch_size} records for a batch; declare a smaller expected_batch_size"
+            f"{batch_size} records for a batch; declare a smaller expected_batch_size"
         )
-    return [
-        lambda noise, records=records, rate=rate: UserLevel(PoissonGaussian(rate, noise, parts), records)
-        for records, rate in possible
-    ]
+    return [lambda noise, n=n, rate=rate: UserLevel(PoissonGaussian(rate, noise, parts), n) for n, rate in possible]
 
 
-def user_records(
-    event: StepRelease, users: Users | None, dataset: Any, size: int, key: SecretKey
-) -> UserRecords | None:
+def user_records(event: StepRelease, users: Users | None, data: Any, size: int, key: SecretKey) -> UserRecords | None:
     """The records by their users, where the release of a step has a guarantee for users."""
     if not isinstance(event, UserLevel):
         if users is not None:
@@ -452,7 +426,7 @@ def user_records(
             f"the run is paid for {event.records} records of each user, not for most_records={users.most_records}; "
             f"give it Users(ids, most_records={event.records})"
         )
-    return UserRecords(users.numbers(dataset, size), users.most_records, key)
+    return UserRecords(users.numbers(data, size), users.most_records, key)
 
 
 def sampler_of(event: StepRelease, size: int, key: SecretKey, *, first_step: int, users: UserRecords | None) -> Sampler:
@@ -460,11 +434,11 @@ def sampler_of(event: StepRelease, size: int, key: SecretKey, *, first_step: int
     match event:
         case PoissonGaussian():
             return PoissonSampler(size, event.sampling_rate, key)
-        case TruncatedPoissonGaussian():
+        case events.TruncatedPoissonGaussian():
             return TruncatedPoissonSampler(size, event.sampling_rate, event.largest_batch, event.most_records, key)
-        case BallsInBinsGaussian():
+        case events.BallsInBinsGaussian():
             return BallsInBinsSampler(size, event.bins, key, first_step)
-        case BandedGaussian():
+        case events.BandedGaussian():
             return CyclicPoissonSampler(size, event.of_round.sampling_rate, event.bands, key, first_step)
         case UserLevel():
             assert users is not None, "grouped by user_records"

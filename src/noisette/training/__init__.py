@@ -5,9 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 
-# Constants of glibc's malloc.h.
-_TRIM_THRESHOLD, _MMAP_MAX = -1, -4
-_LARGEST = 2**31 - 1
+_TRIM_THRESHOLD, _MMAP_MAX, _LARGEST = -1, -4, 2**31 - 1  # of glibc's malloc.h
 
 
 def keep_freed_memory() -> bool:
@@ -16,7 +14,5 @@ def keep_freed_memory() -> bool:
     Touching fresh pages takes longer than the arithmetic on them. The setting applies to the whole process, so only the
     command line uses it. Linux with glibc only.
     """
-    if not sys.platform.startswith("linux"):
-        return False
-    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None
     return set_option is not None and bool(set_option(_TRIM_THRESHOLD, _LARGEST)) and bool(set_option(_MMAP_MAX, 0))

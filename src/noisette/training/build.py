@@ -22,26 +22,17 @@ from noisette.lipschitz import Constrained
 from noisette.lipschitz.bound import LipschitzBound
 from noisette.lipschitz.propagation import output_shape
 from noisette.nn import MirrorAndShift, Whitening, mean_over_views, models
-from noisette.nn.conversion import convert_batch_norm, refuse_overlap
+from noisette.nn.batch_norm import convert_batch_norm, refuse_overlap
+from noisette.nn.features import Loss
 from noisette.nn.lipschitz import TauCrossEntropy
-from noisette.nn.models.backbone_features import fixed_features
 from noisette.nn.models.backbones import folder_of
-from noisette.nn.models.factory import is_folder_of_model, sha256_of_weights
-from noisette.nn.views import Loss
+from noisette.nn.models.factory import fixed_features, is_folder_of_model, sha256_of_weights
 from noisette.ranks import AnyRanks
 from noisette.run.per_example import PerExampleClip
 from noisette.run.sampling import Sampling, Users
 from noisette.training.evaluation import Examples, features_of
 from noisette.training.optimizers import WeightAverage
-from noisette.training.recipe import (
-    BATCH_NORMS,
-    BATCHES,
-    COMPILE,
-    OPTIMIZERS,
-    AugmentationSection,
-    ModelSection,
-    Recipe,
-)
+from noisette.training.recipe import BATCH_NORMS, BATCHES, COMPILE, OPTIMIZERS, ModelSection, Recipe
 
 LossOfScores = Callable[[Tensor, Tensor], Tensor]  # of scores and targets, one value for each example
 
@@ -88,15 +79,12 @@ class TrainingSetup:
             else:
                 model = models.standardised(model, features_of(chosen, model.features, device))
         fixed, trained = (model.features, model.head) if isinstance(model, models.FixedFeatures) else (None, model)
-        self.target = data.target
         section, shape = recipe.augmentation, data.train.inputs.shape[1:]
-        if section != AugmentationSection() and len(shape) != 3:
+        if section.moves and len(shape) != 3:
+            raise ValueError(f"augmentation is for images of three axes, not examples of shape {shape}; leave it out")
+        if section.moves and fixed is not None:
             raise ValueError(
-                f"augmentation is for images of three axes, not for examples of shape {shape}; leave it out"
-            )
-        if fixed is not None and section.moves:
-            raise ValueError(
-                "features of a fixed part are computed once, from the image as it is; leave out augmentation"
+                "features of a fixed part are computed once, from the image itself; leave out augmentation"
             )
         self.examples = Examples(data.train, fixed, device)
         self.inputs = self.examples.tensors[0]
@@ -139,11 +127,9 @@ def sha256_of_first_weights(model: ModelSection) -> str:
 
 def _public_digest(data: DataSet, chosen: Tensor | None, public_weights: str) -> str:
     """A digest of the public examples, first weights and word vectors; "" if there are none."""
-    given = [array for array in (None if chosen is None else chosen.numpy(), data.vectors) if array is not None]
-    digest = hashlib.sha256(public_weights.encode())
-    for array in given:
-        digest.update(array.tobytes())
-    return digest.hexdigest() if given or public_weights else ""
+    arrays = [None if chosen is None else chosen.numpy(), data.vectors]
+    given = public_weights.encode() + b"".join(array.tobytes() for array in arrays if array is not None)
+    return hashlib.sha256(given).hexdigest() if given else ""
 
 
 def model_of(recipe: Recipe, data: DataSet) -> nn.Module:
@@ -172,15 +158,9 @@ def principal_components_of(recipe: Recipe, data: DataSet, ledger: Ledger, ranks
     from noisette.run.pca import PrivatePCA
 
     rows = data.train.inputs.reshape(len(data.train.inputs), -1)
-    section = recipe.projection
-    found = PrivatePCA(
-        section.components,
-        noise_multiplier=section.noise_multiplier,
-        ledger=ledger,
-        ranks=ranks,
-        declaration=declaration,
-    ).fit(rows)
-    return torch.as_tensor(found.components_)
+    found, noise = recipe.projection.components, recipe.projection.noise_multiplier
+    pca = PrivatePCA(found, noise_multiplier=noise, ledger=ledger, ranks=ranks, declaration=declaration)
+    return torch.as_tensor(pca.fit(rows).components_)
 
 
 def public_examples_of(recipe: Recipe, data: DataSet, public: DataSet | None) -> Tensor | None:
@@ -190,9 +170,9 @@ def public_examples_of(recipe: Recipe, data: DataSet, public: DataSet | None) ->
         return None
     if public is None:
         raise ValueError(f"the recipe takes public examples of {section.data}; give that data set as public")
-    shapes = [str(part.train.inputs.shape[1:]) for part in (public, data)]
-    if shapes[0] != shapes[1]:
-        of = f"public examples of {section.data} have shape {shapes[0]}, those of {data.name} {shapes[1]}"
+    given, needed = (str(part.train.inputs.shape[1:]) for part in (public, data))
+    if given != needed:
+        of = f"public examples of {section.data} have shape {given}, those of {data.name} {needed}"
         raise ValueError(f"{of}; name a public set of the same shape")
     return public_examples(public, examples=section.examples, seed=section.seed)
 
@@ -216,9 +196,8 @@ def replace_batch_norm(
     """
     if not any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in model.modules()):
         raise ValueError(f'the model has no batch norm that batch_norm = "{name}" could replace; leave it out')
-    convert_batch_norm(
-        model, to=BATCH_NORMS[name].resolve(), public=public, private=private if public is not None else None
-    )
+    private = private if public is not None else None
+    convert_batch_norm(model, to=BATCH_NORMS[name].resolve(), public=public, private=private)
 
 
 def _bound(
@@ -233,13 +212,9 @@ def _bound(
                 "table lipschitz, such as [lipschitz] tau = 30"
             )
         return _loss(recipe, data), *_clip(model, recipe)
-    lipschitz, loss = recipe.lipschitz, TauCrossEntropy(recipe.lipschitz.tau, data.classes)
-    bound = LipschitzBound(
-        model,
-        loss=loss,
-        input_shape=shape,
-        logit_clipping=FlatClipping(lipschitz.logit_clip) if lipschitz.logit_clip else None,
-    )
+    loss = TauCrossEntropy(recipe.lipschitz.tau, data.classes)
+    clipping = FlatClipping(recipe.lipschitz.logit_clip) if recipe.lipschitz.logit_clip else None
+    bound = LipschitzBound(model, loss=loss, input_shape=shape, logit_clipping=clipping)
     return loss, bound, recipe.privacy.noise_multiplier
 
 
@@ -251,9 +226,8 @@ def _loss(recipe: Recipe, data: DataSet) -> LossOfScores:
     if weights is None:
         return partial(nn.functional.cross_entropy, reduction="none")
     order = names if isinstance(names, tuple) else tuple(map(str, range(data.classes)))
-    if set(order) != weights.keys():
-        unknown, absent = [n for n in weights if n not in order], [n for n in order if n not in weights]
-        wrong = [*(f"{name!r} is no class" for name in unknown), *(f"{name!r} has none" for name in absent)]
+    wrong = [f"{name!r} is no class" for name in weights if name not in order]
+    if wrong := [*wrong, *(f"{name!r} has none" for name in order if name not in weights)]:
         needed = f"class_weights need a number for each class: {'=1,'.join(order)}=1"
         raise ValueError(f"{needed}; {first_few(wrong)}")
     relative = relative_weights([weights[name] for name in order])
@@ -275,18 +249,12 @@ def squared_error(predictions: Tensor, targets: Tensor) -> Tensor:
 
 
 def _clip(model: nn.Module, recipe: Recipe) -> tuple[PerExampleClip, float | None]:
-    """The clipping of the recipe, and the noise multiplier of a whole step if the recipe gives one.
-
-    Those of the recipe, C and sigma, are of each group that the rule clips alone. Noise of sigma C on each of K groups
-    is one Gaussian mechanism of clipping norm C sqrt(K) and noise multiplier sigma / sqrt(K).
-    """
+    """The clipping of the recipe, and the noise multiplier of a whole step if the recipe gives one."""
+    # Those of the recipe, C and sigma, are of each group that is clipped alone. Noise of sigma C on each of K groups
+    # is one Gaussian mechanism of clipping norm C sqrt(K) and noise multiplier sigma / sqrt(K).
     privacy, make = recipe.privacy, CLIPPING_RULES[recipe.privacy.clipping].resolve()
     names = [name for name, p in model.named_parameters() if p.requires_grad]
     spread = math.sqrt(len(make(privacy.max_grad_norm).groups(names)))
-    clip = PerExampleClip(
-        model,
-        clipping=make(privacy.max_grad_norm * spread),
-        engine=ENGINES[privacy.engine].resolve()(),
-        capture=COMPILE[recipe.training.compile],
-    )
+    clipping, engine = make(privacy.max_grad_norm * spread), ENGINES[privacy.engine].resolve()()
+    clip = PerExampleClip(model, clipping=clipping, engine=engine, capture=COMPILE[recipe.training.compile])
     return clip, None if privacy.noise_multiplier is None else privacy.noise_multiplier / spread

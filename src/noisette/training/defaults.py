@@ -96,12 +96,8 @@ def learning_rate_for(
     4.46
     """
     checks.count(dimensions=dimensions, steps=steps)
-    checks.positive(
-        noise_multiplier=noise_multiplier,
-        expected_batch_size=expected_batch_size,
-        max_grad_norm=max_grad_norm,
-        reach=reach,
-    )
+    checks.positive(noise_multiplier=noise_multiplier, expected_batch_size=expected_batch_size)
+    checks.positive(max_grad_norm=max_grad_norm, reach=reach)
     checks.below_one(momentum=momentum)
     if curvature is not None:
         checks.positive(curvature=curvature)

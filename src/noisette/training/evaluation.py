@@ -23,12 +23,11 @@ from noisette.accounting import atomic_files
 from noisette.data import DataSet, Split
 from noisette.data.dataset import Target
 from noisette.nn.batch_norm import in_evaluation
-from noisette.nn.models.backbone_features import ImageFeatures, TextFeatures
+from noisette.nn.models.factory import ImageFeatures, TextFeatures
 from noisette.training.recipe import Recipe
 from noisette.training.report.facts import ClassFigures, NumberFigures, Point
 
 _AT_ONCE = 100
-_KEY_BYTES = 32
 
 
 class Examples(TensorDataset):
@@ -61,10 +60,8 @@ def features_of(inputs: Tensor, fixed: nn.Module, device: torch.device) -> Tenso
     shape = fixed(inputs.new_zeros((1, *inputs.shape[1:]), device=device)).shape[1:]
     features = torch.empty(len(inputs), *shape, device=device)
     pairs = zip(features.split(_AT_ONCE), inputs.split(_AT_ONCE), strict=True)
-    shown = Console(stderr=True)
-    for place, part in track(
-        pairs, "features", -(-len(inputs) // _AT_ONCE), console=shown, disable=not shown.is_terminal
-    ):
+    shown, parts = Console(stderr=True), -(-len(inputs) // _AT_ONCE)
+    for place, part in track(pairs, "features", parts, console=shown, disable=not shown.is_terminal):
         place.copy_(fixed(part.to(device)))
     return features
 
@@ -82,7 +79,9 @@ def cached_features(
     """
     folder = folder or Path(pooch.os_cache("noisette")) / "features"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    digest = hashlib.blake2b(str(network).encode(), key=_key(folder / "key"), digest_size=16)
+    if not (key := folder / "key").is_file():
+        atomic_files.write(key, secrets.token_bytes(32), mode=0o600)
+    digest = hashlib.blake2b(str(network).encode(), key=key.read_bytes(), digest_size=16)
     for tensor in (*network.parameters(), *network.buffers(), inputs):
         digest.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
@@ -90,13 +89,6 @@ def cached_features(
     if not file.is_file():
         atomic_files.write(file, save({"features": compute().cpu()}), mode=0o600)
     return load_file(file)["features"]
-
-
-def _key(file: Path) -> bytes:
-    """The secret key of the names, made on first use."""
-    if not file.is_file():
-        atomic_files.write(file, secrets.token_bytes(_KEY_BYTES), mode=0o600)
-    return file.read_bytes()
 
 
 @dataclass

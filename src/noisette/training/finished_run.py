@@ -54,15 +54,13 @@ def sealed_facts(folder: Path) -> dict[str, Any]:
     try:
         facts = json.loads(path.read_bytes())
     except FileNotFoundError as error:
-        raise ValueError(
-            f"{folder} is not the folder of a finished run: it contains no {RUN_FILE}; give the folder of one"
-        ) from error
+        said = f"{folder} is not the folder of a finished run: it contains no {RUN_FILE}; give the folder of one"
+        raise ValueError(said) from error
     except (OSError, RecursionError, ValueError) as error:
         raise ValueError(f"{path} is truncated or altered: {error}") from error
     if not isinstance(facts, dict):
         raise ValueError(f"{path} is truncated or altered: expected a JSON object")
-    digests = facts.pop("sealed", None)
-    if not isinstance(digests, dict):
+    if not isinstance(digests := facts.pop("sealed", None), dict):
         raise ValueError(f"{path} lacks 'sealed', the digests of the files, so it does not describe a finished run")
     changed = [name for name in _SEALED if digests.get(name) != _digest(folder / name)]
     if digests.get(RUN_FILE) != hashlib.sha256(_text(facts).encode()).hexdigest():
@@ -131,14 +129,8 @@ class FinishedRun:
         ):
             if count > limit:
                 raise ValueError(f"{name} is larger than the model in {WEIGHTS_FILE} can be made for")
-        for name in (
-            recipe.data.name,
-            recipe.data.test,
-            recipe.model.weights,
-            recipe.public.data,
-            recipe.model.name,
-            recipe.model.backbone,
-        ):
+        data, model = recipe.data, recipe.model
+        for name in (data.name, data.test, model.weights, recipe.public.data, model.name, model.backbone):
             if name and (Path(name).name != name or "\0" in name or len(name) > _LONGEST_NAME):
                 raise ValueError(f"expected the name of a file without its folder, got {name[:_LONGEST_NAME]!r}")
 
@@ -152,10 +144,8 @@ class FinishedRun:
         name = recipe.model.name
         if ":" in name:
             if given != name:
-                raise ValueError(
-                    f"the model of the run is code of its author, {name!r}, which would be run; "
-                    + (f"if you trust it, give --model {name}" if given is None else f"{given!r} is another one")
-                )
+                hint = f"if you trust it, give --model {name}" if given is None else f"{given!r} is another one"
+                raise ValueError(f"the model of the run is code of its author, {name!r}, which would be run; {hint}")
             _import_elsewhere(name, folder)
         elif self.is_built_in:
             if given is not None:

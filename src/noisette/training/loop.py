@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,7 @@ from noisette.accounting.filters import RenyiOdometer, accountant_beside
 from noisette.core.release import GradientBound
 from noisette.data import DataSet
 from noisette.nn.batch_norm import in_evaluation
-from noisette.nn.features import Whitening
-from noisette.nn.views import Loss
+from noisette.nn.features import Loss, Whitening
 from noisette.ranks import AnyRanks, ranks_of
 from noisette.ranks.launch import refuse_several_processes
 from noisette.run.checkpoint import SavedRun
@@ -34,7 +34,6 @@ from noisette.training.optimizers import learning_rate
 from noisette.training.recipe import ACCOUNTANTS, Recipe
 from noisette.training.report.facts import ClassFigures, NumberFigures, Point
 
-_OF_COSINE = 0.5  # the mean of half a cosine from one to zero
 _POINTS = 20
 # Of Adam without privacy: the most and the least rate, and how far it moves a weight at most, half with a cosine.
 _FASTEST, _SLOWEST, _WAY = 0.03, 0.001, 1.5
@@ -57,14 +56,12 @@ def start_run(
     accountant = ACCOUNTANTS[privacy.accountant]
     sampling_rate, steps = schedule(training.batch_size, None, None, size, training.epochs)
     if noise is not None and recipe.data.users is None and training.batches == "poisson":
+        budget = {"epsilon": privacy.epsilon, "delta": privacy.delta}
         affordable = steps_for(
-            epsilon=privacy.epsilon,
-            delta=privacy.delta,
+            **budget,
             sampling_rate=sampling_rate,
             noise_multiplier=noise,
-            accountant=accountant_beside(
-                ledger.declarations, accountant, declaration=declaration, epsilon=privacy.epsilon, delta=privacy.delta
-            ),
+            accountant=accountant_beside(ledger.declarations, accountant, declaration=declaration, **budget),
             prior_events=ledger.events,
         )
         steps = min(steps, max(1, affordable))  # one that the budget does not allow is refused
@@ -102,8 +99,8 @@ def with_rate(recipe: Recipe, run: PrivateRun) -> Recipe:
         reach=NETWORK_REACH,
         momentum=training.momentum,
     )
-    rate = constant / _OF_COSINE if training.cosine and training.lr_end is None else constant
-    return replace(recipe, training=replace(training, lr=rate))
+    on_average = 0.5 if training.cosine and training.lr_end is None else 1.0  # of the first rate
+    return replace(recipe, training=replace(training, lr=constant / on_average))
 
 
 def train(
@@ -142,12 +139,11 @@ def train(
     with ExitStack() as opened:
         ledger = ledger or opened.enter_context(Ledger(ledger_path if ranks.rank == 0 else None, dataset=data.name))
         declaration = secrets.token_hex(8) if recipe.projection.components else ""  # of the projection and the steps
-        setup = TrainingSetup(
-            recipe, data, public, lambda: principal_components_of(recipe, data, ledger, ranks, declaration)
-        )
+        of_records = partial(principal_components_of, recipe, data, ledger, ranks, declaration)
+        setup = TrainingSetup(recipe, data, public, of_records)
         if noise_multiplier is not None:
             setup.noise_multiplier = noise_multiplier
-        shared, _ = ledger_on_ranks(ledger if ranks.rank == 0 else None, ranks)
+        shared = ledger_on_ranks(ledger if ranks.rank == 0 else None, ranks, opened)
         with start_run(recipe, setup, data.declared_size, shared, ranks, declaration) as run:
             outcome = Outcome(with_rate(recipe, run), data, setup.published, run, public_weights=setup.public_weights)
             return _Training(setup, outcome, checkpoint, start, points, ranks).finish(on_step)
@@ -178,10 +174,8 @@ def resume(
     whitening = Whitening(**saved["whitening"]) if recipe.model.whitened else None
     setup = TrainingSetup(recipe, data, public, lambda: saved["principal components"], whitening)
     if setup.public_digest != saved["public examples"]:
-        raise ValueError(
-            "the public examples, first weights or word vectors are not those that the run began with; resume it with "
-            "the same files"
-        )
+        given = "the public examples, first weights or word vectors"
+        raise ValueError(f"{given} are not those that the run began with; resume it with the same files")
     ranks = ranks_of(ranks)
     with PrivateRun.resume(
         checkpoint,
@@ -251,10 +245,8 @@ def train_without_privacy(recipe: Recipe, data: DataSet, *, public: DataSet | No
     refuse_several_processes("a baseline")
     start, training = time.perf_counter(), recipe.training
     if training.batches != "poisson" or recipe.lipschitz.used or recipe.projection.components or recipe.data.users:
-        raise ValueError(
-            "without privacy batches are Poisson batches of records, as they are; leave out batches, lipschitz, "
-            "projection and users"
-        )
+        others = "leave out batches, lipschitz, projection and users"
+        raise ValueError(f"without privacy batches are Poisson batches of records, as they are; {others}")
     rate, steps = schedule(training.batch_size, None, None, data.declared_size, training.epochs)
     if training.lr is None:  # the rule is for clipped gradients
         lr = min(_FASTEST, max(_SLOWEST, _WAY / steps))
@@ -347,12 +339,11 @@ class _Training:
         self.outcome.points.append(Point(self.outcome.run.steps_spent, epsilon, *measured))
 
     def _figures(self) -> ClassFigures | NumberFigures | None:
-        setup = self.setup
-        if setup.test is None:
+        if self.setup.test is None:
             return None
-        inputs, targets = setup.test
-        scores, right = outputs(setup.tested, inputs), targets.cpu().numpy()
-        return class_figures(scores, right) if setup.target is None else number_figures(scores, right, setup.target)
+        (inputs, targets), target = self.setup.test, self.outcome.data.target
+        scores, right = outputs(self.setup.tested, inputs), targets.cpu().numpy()
+        return class_figures(scores, right) if target is None else number_figures(scores, right, target)
 
     def _save(self) -> None:
         outcome, setup = self.outcome, self.setup

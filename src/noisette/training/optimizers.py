@@ -18,13 +18,10 @@ def learning_rate(settings: TrainingSection, *, spent: int, steps: int, sampling
     It follows the steps that epsilon covers, so that a resumed run that lost some still ends at the planned rate.
     """
     assert settings.lr is not None, "a run resolves it before its first step"
-    rate = settings.lr
     if settings.lr_end is not None:
         moved = min(1.0, spent / round(settings.lr_epochs / sampling_rate))
-        rate += (settings.lr_end - settings.lr) * moved
-    elif settings.cosine:
-        rate *= (1 + math.cos(math.pi * spent / steps)) / 2
-    return rate
+        return settings.lr + (settings.lr_end - settings.lr) * moved
+    return settings.lr * ((1 + math.cos(math.pi * spent / steps)) / 2 if settings.cosine else 1)
 
 
 class WeightAverage(AveragedModel):

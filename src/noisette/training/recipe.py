@@ -26,8 +26,6 @@ from noisette.nn.models import names as model_names
 from noisette.nn.models.backbones import folder_of
 from noisette.training.defaults import TABLE, TABLE_NORM, batches_for, delta_for
 
-# Names that a recipe can choose from
-
 
 def _at(place: str) -> Callable[[], Any]:
     """Imports what stands at a place when it is called, so that a table can be read without torch."""
@@ -68,9 +66,6 @@ def accountant_names() -> list[str]:
     return [name for name in ACCOUNTANTS if name != GdpAccountant.name]
 
 
-# Domains of the fields
-
-
 def _checked(check: Callable[[str, Any], object]) -> pydantic.AfterValidator:
     """A check of the name of a field and its value."""
 
@@ -99,15 +94,12 @@ _Whole = Annotated[int, _named(checks.whole)]
 _Positive = Annotated[float, _named(checks.positive)]
 _Rate = Annotated[float, pydantic.Field(gt=0, le=1_000_000)]  # above it weights would overflow
 _Seed = Annotated[int, pydantic.Field(ge=-(2**63), lt=2**63)]
-_Weight = Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]
 _Fraction = Annotated[float, _named(checks.open_fraction)]
 _BelowOne = Annotated[float, _named(checks.below_one)]
 _LIST = pydantic.Strict(False)  # a list of TOML or JSON becomes a tuple
 _Texts = Annotated[tuple[str, ...], _LIST]
 _Bounds = Annotated[tuple[float, float], _LIST]
 _Size = Annotated[tuple[pydantic.PositiveInt, pydantic.PositiveInt], _LIST]
-
-# The tables of a recipe
 
 
 @declared
@@ -237,7 +229,9 @@ class TrainingSection:
     batches: Annotated[str, _one_of(BATCHES)] = "poisson"  # how they are drawn
     largest_batch: _Count | None = None  # of truncated batches: the most examples of a batch
     bands: _Count | None = None  # of cyclic batches: the groups, and the steps over which noise is correlated
-    class_weights: Mapping[str, _Weight] | None = None  # by which the loss of each class counts, beside the largest
+    class_weights: Mapping[str, Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]] | None = (
+        None  # by which the loss of each class counts, beside the largest
+    )
 
 
 @dataclass(frozen=True)
@@ -266,7 +260,6 @@ class Recipe:
             yield "public weights were trained on the data itself, not on its projection; leave out one of the two"
         if model.weights is not None and model.backbone is not None:
             yield "a backbone brings its own weights; leave out weights, or backbone"
-
         if (self.projection.components > 0) != (self.projection.noise_multiplier > 0):
             yield "a projection has components and a noise_multiplier; give both, or neither"
         of_features = model.standardised or model.whitened > 0
@@ -277,8 +270,8 @@ class Recipe:
                 norms = f"batch_norm {', '.join(NEED_PUBLIC)}, or for standardised or whitened features"
                 yield f"public examples are for {norms}, not {model.batch_norm}; leave them out"
         elif public.data is None and not given:
-            needs = "standardised = true" if model.standardised else f"whitened = {model.whitened}"
-            needs = needs if of_features else f'batch_norm = "{model.batch_norm}"'
+            needs = f"whitened = {model.whitened}" if model.whitened else f'batch_norm = "{model.batch_norm}"'
+            needs = "standardised = true" if model.standardised else needs
             yield f'{needs} takes its statistics from public examples; name their set: [public] data = "kmnist"'
         elif public.data is not None:
             if Path(public.data).resolve() == Path(self.data.name).resolve():
@@ -287,16 +280,16 @@ class Recipe:
                 yield f"expected examples >= 2, got examples={public.examples}: fewer have no variance"
 
     def _of_lipschitz(self) -> Iterator[str]:
-        model, plain = self.model, PrivacySection()
         if not self.lipschitz.used:
             if self.lipschitz.logit_clip:
                 yield "give lipschitz.tau, by which the loss is scaled, or leave out the table lipschitz"
             return
+        privacy, plain, norm = self.privacy, PrivacySection(), self.model.batch_norm
         names = ("max_grad_norm", "clipping", "engine")
-        if given := [name for name in names if getattr(self.privacy, name) != getattr(plain, name)]:
+        if given := [name for name in names if getattr(privacy, name) != getattr(plain, name)]:
             yield f"with lipschitz layers bound the gradient and nothing is clipped; leave out {', '.join(given)}"
-        if model.batch_norm is not None:
-            yield f"batch_norm = {model.batch_norm!r} has no Lipschitz bound; leave it out, or the table lipschitz"
+        if norm is not None:
+            yield f"batch_norm = {norm!r} has no Lipschitz bound; leave it out, or the table lipschitz"
         if self.augmentation != AugmentationSection():
             yield "layers that bound the gradient take each record as it is; leave out augmentation or lipschitz"
         if self.data.target is not None or self.training.class_weights:
@@ -328,7 +321,6 @@ class Recipe:
             yield "test examples come from a second file or are held out; give test or holdout, not both"
         if data.target is None and data.unit:
             yield "unit is that of a number to predict; give its bounds as target"
-
         if data.users is None:
             if data.records_per_user is not None or data.public_users is not None:
                 yield "records_per_user and public_users are for a guarantee for users; give the column users"
@@ -355,8 +347,8 @@ class Recipe:
                 f"{path} {what}: noisette train takes a schema as --columns; in a recipe its lines are under [data], "
                 "and those of a column under [data.columns.NAME]"
             )
-        if data and isinstance(tables.get("data", {}), dict):
-            tables["data"] = tables.get("data", {}) | data
+        if data and isinstance(own, dict | None):
+            tables["data"] = {**(own or {}), **data}
         recipe = cls.of(tables, str(path))
         if "name" in tables.get("model", {}):
             return recipe
@@ -408,16 +400,13 @@ def read_schema(path: Path) -> dict[str, Any]:
     tables = _toml(path)
     of_a_run = tables.keys() & {"name", "test"}  # places of files
     problems = [f"{key} is given on the command line or in a recipe; leave it out" for key in sorted(of_a_run)]
-    section = DataSection()
+    given: dict[str, Any] = {}
     try:
-        section = DataSection(**{key: value for key, value in tables.items() if key not in of_a_run})
+        given = vars(DataSection(**{key: value for key, value in tables.items() if key not in of_a_run}))
     except DeclarationError as error:
         problems += error.problems
     refuse(str(path), problems)
-    return {key: getattr(section, key) for key in tables}
-
-
-# What suits the data
+    return {key: given[key] for key in tables}
 
 
 _ON_COUNTS = "ranked-word-counts"
@@ -438,19 +427,17 @@ def suited_model(data: DataSection) -> str:
     return _BUILT_IN.get(data.name, other)
 
 
-_ADAM_RATE = 0.003
 _OF_COUNTS = ("word-counts", _ON_COUNTS, "word-counts-and-vectors")  # linear layers
 _TEXT_SIZES = {"sst2": 67_349, "imdb": 25_000, "ag-news-words": 18_349}
 _TEXTS = TrainingSection(epochs=10, batch_size=1024, lr=0.01, optimizer="adam")
 _PRETRAINED = TrainingSection(epochs=5, batch_size=1024, lr=0.0005, optimizer="adam", microbatch_size=64)
 # Settings that are known to work on the built-in data sets.
 _FEATURES = PrivacySection(max_grad_norm=0.1)
-_IMAGES = (_FEATURES, TrainingSection(epochs=40, batch_size=4096, lr=4.0, momentum=0.9, averaging=0.98))
-_FEW_IMAGES = (_FEATURES, TrainingSection(epochs=40, batch_size=1024, lr=4.0, momentum=0.9, averaging=0.98))
+_IMAGES = TrainingSection(epochs=40, batch_size=4096, lr=4.0, momentum=0.9, averaging=0.98)
 _KNOWN_TO_WORK = {
     "digits": (PrivacySection(delta=1e-4), TrainingSection(batch_size=360, cosine=False, averaging=0.95)),
-    **dict.fromkeys(("mnist", "fashion-mnist", "cifar10"), _IMAGES),
-    "kmnist": _FEW_IMAGES,
+    **dict.fromkeys(("mnist", "fashion-mnist", "cifar10"), (_FEATURES, _IMAGES)),
+    "kmnist": (_FEATURES, replace(_IMAGES, batch_size=1024)),
 }
 
 
@@ -471,18 +458,14 @@ def default_recipe(
     privacy, training = known or _suited(section, name)
     if model is not None and Path(model).is_dir():
         training = replace(_PRETRAINED, batch_size=training.batch_size)
-    if optimizer == "adam" != training.optimizer:
-        training = replace(training, optimizer=optimizer, lr=_ADAM_RATE, momentum=0.0)
-    elif optimizer == "sgd" != training.optimizer:
-        training = replace(training, optimizer=optimizer, lr=TrainingSection().lr)
+    if optimizer in OPTIMIZERS and optimizer != training.optimizer:
+        lr = 0.003 if optimizer == "adam" else TrainingSection().lr
+        training = replace(training, optimizer=optimizer, lr=lr, momentum=0.0)
     return Recipe(section, ModelSection(name, backbone=backbone), privacy=privacy, training=training)
 
 
 def _suited(data: DataSection, model: str) -> tuple[PrivacySection, TrainingSection]:
-    """Delta, batches, epochs and learning rate by the declared size, as :mod:`noisette.training.defaults` has them.
-
-    Counts of words take 60 steps of a quarter of the texts; other models of texts cost more, and take smaller batches.
-    """
+    """Delta, batches, epochs and learning rate by the declared size, as :mod:`noisette.training.defaults` has them."""
     is_text, size = data.text is not None or data.name in _TEXT_SIZES, data.size or 0
     records = _TEXT_SIZES.get(data.name) or max(1, round(size * (1 - (data.holdout or 0.0))))
     privacy = PrivacySection(delta=delta_for(records) if size >= 1 else PrivacySection().delta)
@@ -490,18 +473,14 @@ def _suited(data: DataSection, model: str) -> tuple[PrivacySection, TrainingSect
         training = TrainingSection(epochs=15, batch_size=math.ceil(records / 4), lr=10.0, momentum=0.9, cosine=False)
         return replace(privacy, max_grad_norm=0.7), replace(training, average_last=0.5)
     if is_text:
-        return privacy, replace(
-            _TEXTS, batch_size=min(_TEXTS.batch_size, math.ceil(records / 10))
-        ) if records > 1 else _TEXTS
+        batch = min(_TEXTS.batch_size, math.ceil(records / 10)) if records > 1 else _TEXTS.batch_size
+        return privacy, replace(_TEXTS, batch_size=batch)
     if model == TABLE:
         privacy = replace(privacy, max_grad_norm=TABLE_NORM)
     if size < 1:
         return privacy, TrainingSection(lr=None)
     batches = batches_for(records)
     return privacy, TrainingSection(lr=None, batch_size=batches.expected_batch_size, epochs=batches.epochs)
-
-
-# The records that a recipe names, as it declares them
 
 
 def check_names(recipe: Recipe) -> None:
@@ -516,10 +495,8 @@ def check_names(recipe: Recipe) -> None:
             data_sets.load(name)  # says which there are
     model = recipe.model.name
     if ":" not in model and model not in model_names() and not Path(model).is_dir():
-        raise ValueError(
-            f"no model {model!r}; there are {', '.join(model_names())}, or give your own as package.module:callable "
-            "or a folder of Hugging Face"
-        )
+        own = "give your own as package.module:callable or a folder of Hugging Face"
+        raise ValueError(f"no model {model!r}; there are {', '.join(model_names())}, or {own}")
     declaration_of(recipe)
 
 
@@ -534,20 +511,13 @@ def declaration_of(recipe: Recipe) -> Declaration:
     """What a recipe declares about its records; a ``DataError`` where that contradicts itself."""
     section = recipe.data
     network = folder_of(recipe.model.backbone) if recipe.model.backbone else Path(recipe.model.name)
+    alike = ("classes", "size", "label", "users", "text", "decimal", "thousands", "encoding", "skip_unlabelled")
     return Declaration(
-        classes=section.classes,
-        size=section.size,
-        label=section.label,
+        **{name: getattr(section, name) for name in alike},
         test=Path(section.test) if section.test else None,
-        users=section.users,
         columns=Columns.of(section.columns) if section.columns else None,
         target=None if section.target is None else Target(*section.target, section.unit),
-        text=section.text,
         numbering=Numbering(section.tokens, section.words, network if (network / "config.json").is_file() else None),
-        decimal=section.decimal,
-        thousands=section.thousands,
-        encoding=section.encoding,
-        skip_unlabelled=section.skip_unlabelled,
         images=ImageForm(*section.image_size, section.grey) if section.image_size else None,
     )
 

@@ -1,7 +1,4 @@
-"""The run folder: written under a temporary name, renamed when it is complete, and reopened to continue a run.
-
-It imports no torch.
-"""
+"""The run folder: written under a temporary name, renamed when complete, reopened to continue. It imports no torch."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ import shutil
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from noisette.accounting import Ledger, atomic_files
@@ -78,10 +74,8 @@ class RunFolder:
     def unfinished(cls, place: Path) -> Self:
         """The unfinished run with this folder or this ``out``, to continue it; a ``ValueError`` unless there is one."""
         place = place.resolve()
-        if named := NAME.fullmatch(place.name):
-            folder, out = place, place.with_name(named[1])
-        else:
-            folder, out = _only_one_unfinished(place), place
+        named = NAME.fullmatch(place.name)
+        folder, out = (place, place.with_name(named[1])) if named else (_only_one_unfinished(place), place)
         if not can_continue(folder):
             said = f" {in_words(folder)}" if (folder / LEDGER_FILE).is_file() else ""
             raise ValueError(f"{folder} holds no checkpoint to continue from; start a new run.{said}")
@@ -151,9 +145,7 @@ class RunFolder:
         atomic_files.sync(self.out.parent)
         shutil.rmtree(ended)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if self._whole:
             return
         if not self._resumed:
@@ -178,21 +170,19 @@ def _check_is_run(folder: Path, name: str) -> None:
     if not folder.is_dir() or not (folder / "run.json").is_file():
         raise ValueError(f"{name} exists and is not a run; choose another --out, or move it away")
     if foreign := sorted({entry.name for entry in folder.iterdir()} - _FILES):
-        raise ValueError(
-            f"{name} holds other files than those of a run, such as {foreign[0]}; choose another --out, or move them"
-        )
+        other = f"{name} holds other files than those of a run, such as {foreign[0]}"
+        raise ValueError(f"{other}; choose another --out, or move them")
 
 
 def _only_one_unfinished(out: Path) -> Path:
     begun = unfinished_runs(out)
-    match [folder for folder in begun if can_continue(folder)] or begun:
-        case [folder]:
-            return folder
-        case []:
-            finished = "it is finished" if (out / "run.json").is_file() else "there is no such run"
-            raise ValueError(f"there is no unfinished run for {out}: {finished}")
-        case several:
-            raise ValueError(f"there are several unfinished runs for {out}; name one of {', '.join(map(str, several))}")
+    found = [folder for folder in begun if can_continue(folder)] or begun
+    if not found:
+        finished = "it is finished" if (out / "run.json").is_file() else "there is no such run"
+        raise ValueError(f"there is no unfinished run for {out}: {finished}")
+    if len(found) > 1:
+        raise ValueError(f"there are several unfinished runs for {out}; name one of {', '.join(map(str, found))}")
+    return found[0]
 
 
 def _fresh_sibling(out: Path, word: str) -> Path:
@@ -206,9 +196,7 @@ def _fresh_sibling(out: Path, word: str) -> Path:
 
 def _spent(ledger: Path) -> bool:
     """Whether the ledger records steps; a ledger that cannot be read counts as one that does."""
-    if ledger.stat().st_size == 0:
-        return False
     try:
-        return bool(Ledger.read(ledger).events)
+        return ledger.stat().st_size > 0 and bool(Ledger.read(ledger).events)
     except (KeyError, TypeError, ValueError):
         return True

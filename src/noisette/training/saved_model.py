@@ -24,7 +24,7 @@ from noisette.training.recipe import NEED_PUBLIC, Recipe, declaration_of
 
 @dataclass(frozen=True)
 class SavedModel:
-    """The model of a run and what it was told about its inputs."""
+    """The model of a run, and what it was told about its inputs."""
 
     recipe: Recipe
     model: nn.Module  # with its weights, in evaluation
@@ -51,16 +51,10 @@ class SavedModel:
         if vectors and text is not None:
             raise ValueError("words had public vectors, whose list is not in the run folder; leave the column out")
         inputs = np.zeros((2, *shape), np.int64 if vectors or words else np.float32)
-        data = DataSet(
-            run.data,
-            Split(inputs, np.zeros(2, np.float32 if declared.target else np.int64)),
-            None,
-            classes=run.classes,
-            declared_size=run.declared_size,
-            vectors=np.zeros(vectors, np.float32) if vectors else None,
-            words=words,
-            target=declared.target,
-        )
+        records = Split(inputs, np.zeros(2, np.float32 if declared.target else np.int64))
+        table = np.zeros(vectors, np.float32) if vectors else None
+        of_run = {"vectors": table, "words": words, "target": declared.target}
+        data = DataSet(run.data, records, None, run.classes, run.declared_size, **of_run)
         try:
             built = _built(recipe, data, load((folder / WEIGHTS_FILE).read_bytes()))
         except (ArithmeticError, LookupError, MemoryError, OSError, RuntimeError, SafetensorError) as error:
@@ -80,10 +74,9 @@ class SavedModel:
                 "their column with --text, for others load the model as report.html shows"
             )
         found, features, inputs = tables.read(path, declared.encoding), declared.features(self.features), np.zeros(0)
-        if declared.text is None:
-            problems = features.absent(found)
-        else:
-            problems = [] if declared.text in found else [f"there is no column {declared.text!r}"]
+        problems = features.absent(found) if declared.text is None else []
+        if declared.text is not None and declared.text not in found:
+            problems = [f"there is no column {declared.text!r}"]
         if not problems:
             inputs, problems = tables.inputs_of(found, declared, features)
         if problems:

@@ -38,11 +38,8 @@ from noisette.training.report.statement import advice
 from noisette.training.search_space import ACCOUNTANT, SearchSpace, check_recipe
 
 PART = "right answers"  # name of the release of a noisy score in the ledger
-_KEY_BYTES = 32
-_SHARE_OF_EPSILON = 0.1  # what the score of one run costs by itself, unless its noise is given
 _RECORDS = 64  # made up for the rehearsal
 _REHEARSAL_NOISE = 100.0  # any will do: what a run releases depends on its noise in no other way
-_MOST_WITHOUT_A_RUN = 1e-3
 
 OnStep = Callable[[int, PrivateRun], None]  # called after each step with the number of the run, from 1 on, and the run
 
@@ -83,16 +80,13 @@ class HeldOutScore:
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        checks.all_of(
-            lambda: checks.open_fraction(hold_out=self.share),
-            lambda: checks.positive(score_noise=self.noise_multiplier),
-        )
+        checks.open_fraction(hold_out=self.share)
+        checks.positive(score_noise=self.noise_multiplier)
 
     @classmethod
     def for_budget(cls, share: float, *, epsilon: float, delta: float) -> HeldOutScore:
         """The score whose noise alone costs a tenth of this epsilon."""
-        tenth = _SHARE_OF_EPSILON * epsilon
-        return cls(share, noise_multiplier_for(epsilon=tenth, delta=delta, sampling_rate=1.0, steps=1))
+        return cls(share, noise_multiplier_for(epsilon=0.1 * epsilon, delta=delta, sampling_rate=1.0, steps=1))
 
     def expected_records(self, trained: int) -> float:
         """How many are held out on average, from the public number of those that are trained on."""
@@ -100,7 +94,7 @@ class HeldOutScore:
 
     def split(self, data: DataSet) -> tuple[DataSet, Split | None]:
         """The data set without the records held out, and these, drawn by a key that is then forgotten."""
-        parts = hold_out(replace(data, test=None), self.share, secrets.token_bytes(_KEY_BYTES))
+        parts = hold_out(replace(data, test=None), self.share, secrets.token_bytes(32))
         return replace(parts, test=data.test), parts.test
 
     def of(self, outcome: Outcome, held: Split | None, ledger: Ledger) -> float:
@@ -175,10 +169,9 @@ def rehearse(
         one_step = replace(recipe, training=replace(recipe.training, epochs=rate))
         outcome = _trained(one_step, made_up, public, ledger, noise_multiplier, lambda run, point: None)
         score.of(outcome, held, ledger)
-        step = outcome.run.event
-        others = {event: times for event, times in ledger.events.items() if event != step}
+        others = {event: times for event, times in ledger.events.items() if event != outcome.run.event}
         size = sum(value.nbytes for value in outcome.model.state_dict().values())
-        found.append(Rehearsed(step, others, size))
+        found.append(Rehearsed(outcome.run.event, others, size))
     first = found[0]
     for other in found:
         if (other.step, other.others) != (first.step, first.others):
@@ -195,18 +188,16 @@ def _made_up(data: DataSet) -> DataSet:
     shape = (_RECORDS, *data.train.inputs.shape[1:])
     words = data.words if data.vectors is None else len(data.vectors)
     inputs = random.integers(words, size=shape) if words else random.random(shape, np.float32)
-    targets: np.ndarray = random.integers(data.classes, size=_RECORDS)
-    if data.target is not None:
-        targets = random.uniform(-1, 1, _RECORDS).astype(np.float32)
-    records = Split(inputs, targets)
+    numbers = None if data.target is None else random.uniform(-1, 1, _RECORDS).astype(np.float32)
+    records = Split(inputs, random.integers(data.classes, size=_RECORDS) if numbers is None else numbers)
     return replace(data, train=records, test=records)
 
 
 def _trained(
     recipe: Recipe, data: DataSet, public: DataSet | None, ledger: Ledger, noise_multiplier: float, on_step: Watch
 ) -> Outcome:
-    settings: dict[str, Any] = {"ledger_path": None, "points": 1, "noise_multiplier": noise_multiplier}
-    return train(recipe, data, public=public, on_step=on_step, ledger=ledger, **settings)
+    known: dict[str, Any] = {"public": public, "ledger": ledger, "noise_multiplier": noise_multiplier}
+    return train(recipe, data, ledger_path=None, on_step=on_step, points=1, **known)
 
 
 @dataclass(frozen=True)
@@ -251,15 +242,11 @@ class Search:
             lambda: RepeatAndSelect(((Gaussian(1.0), 1),), mean, 0.0 if shape is None else shape),
         )
         # A graph of a step with settings of a run in it would be kept in the folder of compiled graphs.
-        compiled = "no" if space.changes_the_graph else recipe.training.compile
-        self.recipe = replace(
-            recipe,
-            data=replace(recipe.data, holdout=None),  # what is held out is the matter of the score
-            privacy=replace(recipe.privacy, accountant=ACCOUNTANT),
-            training=replace(recipe.training, compile=compiled),
-        )
-        self.space, self.score, self.data_name = space, score, data.name
-        self._public = public
+        compiled = {"compile": "no"} if space.changes_the_graph else {}
+        # What is held out is the matter of the score.
+        own = {"data": {"holdout": None}, "privacy": {"accountant": ACCOUNTANT}, "training": compiled}
+        self.recipe = recipe.changed(own, "the recipe")
+        self.space, self.score, self.data_name, self._public = space, score, data.name, public
         extremes = list(space.extremes(self.recipe))
         rehearsed = rehearse(extremes, data, public, score, _REHEARSAL_NOISE)
         self._data, self._held = score.split(data)
@@ -391,4 +378,4 @@ def _plan(recipe: Recipe, data: DataSet, rehearsed: Rehearsed, mean: float, shap
 
 def _shapes(mean: float) -> list[float]:
     """The shapes to choose from: the Poisson distribution is one of them if it hardly ever draws no run."""
-    return [shape for shape in SHAPES if shape < math.inf or math.exp(-mean) < _MOST_WITHOUT_A_RUN]
+    return [shape for shape in SHAPES if shape < math.inf or math.exp(-mean) < 1e-3]

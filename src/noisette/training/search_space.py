@@ -7,13 +7,13 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
-from difflib import get_close_matches
+from dataclasses import asdict, dataclass
 from itertools import islice, product
 from operator import attrgetter
 from random import Random
 from typing import Any, TypeAlias
 
+from noisette.data.columns import close_name
 from noisette.training.recipe import Recipe
 from noisette.training.report.facts import shown
 
@@ -44,9 +44,7 @@ _OUTSIDE_THE_GRAPH = {
     *("training.lr", "training.lr_end", "training.lr_epochs", "training.momentum", "training.cosine"),
     *("training.optimizer", "training.averaging", "training.seed", "privacy.max_grad_norm"),
 }
-_SETTINGS = tuple(
-    f"{table.name}.{setting.name}" for table in fields(Recipe) for setting in fields(getattr(Recipe(), table.name))
-)
+_SETTINGS = tuple(f"{table}.{setting}" for table, settings in asdict(Recipe()).items() for setting in settings)
 _ONE = re.compile(r"([\w.-]+)\s*=\s*([\w-]+)\s*\(([^()]*)\)")
 _MOST_COMBINATIONS = 4096
 
@@ -77,11 +75,8 @@ class Dimension:
         if self.kind not in what:
             raise ValueError(f"there is no {self.kind}(): known are log, uniform, int and choice")
         number = int if self.kind == "int" else int | float
-        if (
-            len(self.ends) != 2
-            or not all(isinstance(end, number) for end in self.ends)
-            or not (0 if self.kind == "log" else -math.inf) < self.ends[0] < self.ends[1] < math.inf
-        ):
+        fit = len(self.ends) == 2 and all(isinstance(end, number) for end in self.ends)
+        if not fit or not (0 if self.kind == "log" else -math.inf) < self.ends[0] < self.ends[1] < math.inf:
             got = ", ".join(map(shown, self.ends))
             raise ValueError(f"expected two {what[self.kind]}, the smaller first, got {got}")
 
@@ -92,10 +87,8 @@ class Dimension:
         low, high = self.ends
         if self.kind == "int":
             return random.randint(low, high)
-        if self.kind == "log":
-            value = math.exp(random.uniform(math.log(low), math.log(high)))
-        else:
-            value = random.uniform(low, high)
+        is_log = self.kind == "log"
+        value = math.exp(random.uniform(math.log(low), math.log(high))) if is_log else random.uniform(low, high)
         return min(max(float(f"{value:.4g}"), low), high)
 
     def __str__(self) -> str:
@@ -138,8 +131,9 @@ class SearchSpace:
                     if kind in ("log", "uniform"):
                         ends = tuple(float(end) if type(end) is int else end for end in ends)
                     dimension = Dimension(kind, ends)
+                    table, _, field = full.partition(".")
                     for end in ends:
-                        _check(full, end)
+                        type(getattr(recipe, table))(**{field: end})  # checks the value
                     dimensions[full] = dimension
                 except ValueError as problem:
                     problems.append(f"{name}: {problem}")
@@ -206,13 +200,10 @@ def check_recipe(recipe: Recipe, *, public: bool) -> None:
 
 def _read(text: str) -> Value:
     """The value that a text stands for; whether it fits a setting is the recipe's matter."""
-    words = {"none": None, "true": True, "false": False}
-    if text in words:
-        return words[text]
     for number in (int, float):
         with suppress(ValueError):
             return number(text)
-    return text
+    return {"none": None, "true": True, "false": False}.get(text, text)
 
 
 def _full_name(name: str) -> str:
@@ -220,16 +211,10 @@ def _full_name(name: str) -> str:
     if len(found) > 1:
         raise ValueError(f"several tables have it: say {' or '.join(found)}")
     if not found:
-        known = [*_SETTINGS, *(full.partition(".")[2] for full in _SETTINGS)]
-        close = get_close_matches(name, known, n=1)
-        hint = f"did you mean {close[0]}?" if close else "noisette train --help and the recipes list them"
+        close = close_name(name, [*_SETTINGS, *(full.partition(".")[2] for full in _SETTINGS)])
+        hint = f"did you mean {close}?" if close else "noisette train --help and the recipes list them"
         raise ValueError(f"no recipe has this setting; {hint}")
     return found[0]
-
-
-def _check(full: str, value: Value) -> None:
-    table, _, field = full.partition(".")
-    type(getattr(Recipe(), table))(**{field: value})
 
 
 def _with(recipe: Recipe, values: Mapping[str, Value]) -> Recipe:

@@ -61,18 +61,16 @@ def test_it_shows_result_settings_and_the_whole_statement(facts: Facts) -> None:
     for setting in ("lr 1.25", "max grad norm 1.5", "batch size 216", "cosine false", "example 1 × 8 × 8 numbers"):
         assert setting in text
     assert {"mean", "frozen", "tokens"}.isdisjoint(dict(settings(facts)["Data"]) | dict(settings(facts)["Model"]))
+    assert all(
+        said in text for said in ("What the guarantee means", "with at most 0.1 %, at most", "one record took part")
+    )
     for heading, paragraphs in statement(facts).items():
         assert all(said in text for said in (heading, *paragraphs))
 
 
 def test_names_from_outside_are_text_not_markup(facts: Facts) -> None:
-    outline = Outline(
-        page(
-            with_recipe(
-                replace(facts, data="<script>x</script>", note="<b>partial</b>"), model={"name": "<img src=//evil>"}
-            )
-        )
-    )
+    named = replace(facts, data="<script>x</script>", note="<b>partial</b>")
+    outline = Outline(page(with_recipe(named, model={"name": "<img src=//evil>"})))
     assert "script" not in outline.tags
     assert "img" not in outline.tags
     assert "<b>partial</b>" in outline.text
@@ -111,17 +109,6 @@ def test_a_model_of_words_is_described(facts: Facts) -> None:
     assert "a single word of it has no guarantee of its own" in text
 
 
-def test_it_says_how_to_load_the_model(facts: Facts) -> None:
-    assert 'saved = SavedModel.of_run(Path("."))' in Outline(page(facts)).text
-
-
-def test_it_says_what_an_attack_reaches_at_most(facts: Facts) -> None:
-    text = Outline(page(facts)).text
-    assert "What the guarantee means" in text
-    assert "with at most 0.1 %, at most" in text
-    assert "whether one record took part" in text
-
-
 def right_answers(facts: Facts) -> float:
     return float(Outline(page(facts)).text.split("is right at most")[1].split("%")[0])
 
@@ -133,12 +120,9 @@ def test_attacks_see_everything_that_the_ledger_counts(facts: Facts) -> None:
 
 def test_attacks_on_users_reach_more_than_on_records(facts: Facts) -> None:
     event = event_facts(UserLevel(PoissonGaussian(0.15, 3.2), 3))
-    assert right_answers(replace(facts, event=event, released=((event, 240),))) > right_answers(facts) + 5
-
-
-def test_a_guarantee_for_users_is_about_users(facts: Facts) -> None:
-    event = event_facts(UserLevel(PoissonGaussian(0.15, 3.2), 3))
-    text = Outline(page(replace(facts, event=event, released=((event, 240),), points=()))).text
+    of_users = replace(facts, event=event, released=((event, 240),), points=())
+    assert right_answers(of_users) > right_answers(facts) + 5
+    text = Outline(page(of_users)).text
     assert "No single user can make any outcome" in text
     assert "whether one user took part" in text
     assert "1 % of the users that took no part" in text

@@ -72,7 +72,6 @@ KINDS: dict[str, tuple[Callable[[Facts], Facts], list[str], list[str]]] = {
             "is (2.76, 1e-4)-differentially private: epsilon = 2.76, delta = 1e-4.",
             "an attacker who sees every step and knows or has forged all other records",
             "Contract: the loss is a function of one example",
-            "Unsafe switches: none.",
             "Sampling: Poisson. Each record enters the batch of a step independently with probability 0.15. A batch",
             "a Euclidean norm of at most 1.5, so one record moves the sum of a batch by at most 1.5",
             "for rounding, the noise is that of a sensitivity larger by one part in 8,192",
@@ -84,15 +83,10 @@ KINDS: dict[str, tuple[Callable[[Facts], Facts], list[str], list[str]]] = {
             "by noisette 0.1.0, rounded upwards. Epsilon is the larger of the values for adding and for removing a "
             "record",
             "Size of the training set: 1,437, a declared and public constant",
-            "ChaCha20 keystreams under a key of 256 bits",
-            "Arithmetic: floating point",
             "the test examples are taken to be public",
             "Other runs on the same records that are not in this ledger, and choosing among them: their costs add up.",
             "People with several records: the guarantee is per record, not per person.",
             "Running time, which the report states",
-            "low bits of floating-point noise",
-            "Code of the operator that breaks the contract",
-            "fairness, correctness, and the law",
         ],
         ["odometer", "stopped by hand", "batch norm", "user", "Correlation", "Search"],
     ),
@@ -223,11 +217,7 @@ KINDS: dict[str, tuple[Callable[[Facts], Facts], list[str], list[str]]] = {
         ],
         ["for this run alone"],
     ),
-    "resumed twice": (
-        changed(resumed=2, steps_lost=0),
-        ["2 times, each time with a new secret key. 0 steps were lost"],
-        [],
-    ),
+    "resumed twice": (changed(resumed=2, steps_lost=0), ["2 times, each time with a new secret key. 0 steps were"], []),
     "records held out": (
         with_(data={"holdout": 0.25}),
         [
@@ -257,11 +247,6 @@ KINDS: dict[str, tuple[Callable[[Facts], Facts], list[str], list[str]]] = {
         with_(model={"standardised": True}, public={"data": "kmnist", "examples": 5000, "seed": 1}),
         ["The standardisation of the fixed features takes statistics from 5000 examples of kmnist, chosen by the seed"],
         ["batch norm"],
-    ),
-    "views": (
-        with_(augmentation={"views": 4, "flip": True, "shift": 4}),
-        ["mean over 4 views of it, mirrored or shifted. Their mean gradient is the gradient of that record"],
-        [],
     ),
     "epsilon with many digits": (changed(epsilon=2.9910001), ["(3.00, 1e-4)", "e^3.00 times"], ["2.99"]),
 }

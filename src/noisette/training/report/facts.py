@@ -15,11 +15,8 @@ from noisette.accounting.events import UserLevel, event_of
 from noisette.accounting.events import facts_of as event_facts
 
 if TYPE_CHECKING:
-    from noisette.run.private import PrivateRun
     from noisette.training.evaluation import Outcome
     from noisette.training.recipe import Recipe
-
-# Numbers for readers
 
 
 def upward(epsilon: float) -> str:
@@ -92,9 +89,6 @@ def shown(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-# What is known of a run
-
-
 @dataclass(frozen=True)
 class ClassFigures:
     """Predicted classes of the test examples, and their probabilities. The rarer of two classes is what is found."""
@@ -116,16 +110,16 @@ class ClassFigures:
     @property
     def is_unbalanced(self) -> bool:
         """Whether accuracy says little, because one of two classes has four fifths of the examples."""
-        return self.found is not None and self.auc is not None and self.base_rate >= _UNBALANCED
+        return self.found is not None and self.auc is not None and self.base_rate >= 0.8
 
     @property
     def problem(self) -> str:
         """In what the model is worse than a constant; "" where it is not."""
         loss = math.inf if self.log_loss is None else self.log_loss
-        found = {"accuracy": self.accuracy < self.base_rate, "log loss": loss > self.base_log_loss}
-        worse = [name for name, is_worse in found.items() if is_worse]
-        way_out = f". {_RARE}" if self.is_unbalanced else ""
-        return f"Worse than the base rate in {' and '.join(worse)}{way_out}" if worse else ""
+        worse = ["accuracy"] * (self.accuracy < self.base_rate) + ["log loss"] * (loss > self.base_log_loss)
+        way_out = "lower the threshold of its probability or give class weights: see docs/how-to/unbalanced-classes.md"
+        rare = f". To find more of the rare class, {way_out}" if self.is_unbalanced else ""
+        return f"Worse than the base rate in {' and '.join(worse)}{rare}" if worse else ""
 
     def rows(self, names: Sequence[str]) -> list[tuple[str, str]]:
         """The name and the value of each figure, with the names of the classes."""
@@ -229,11 +223,6 @@ class ReleasedPart:
     share: float  # of the noise budget
 
 
-_UNBALANCED = 0.8  # share of the more frequent of two classes
-_RARE = (
-    "To find more of the rare class, lower the threshold of its probability or give class weights: see "
-    "docs/how-to/unbalanced-classes.md"
-)
 # Keys of run.json that a run without privacy has no value for.
 _OF_PRIVACY = (
     *("epsilon", "neighbouring", "accountant_version", "event", "released", "max_grad_norm", "groups", "parts"),
@@ -333,6 +322,7 @@ class Facts:
 
 def facts_of(outcome: Outcome) -> Facts:
     """What may be published about this run; of one without privacy, what there is."""
+    from noisette.lipschitz.bound import LipschitzBound
     from noisette.run.private import PrivateRun
 
     recipe, run, data = outcome.recipe, outcome.run, outcome.data
@@ -359,45 +349,35 @@ def facts_of(outcome: Outcome) -> Facts:
         features=data.features,
         words=data.words,
     )
-    return replace(facts, **_of_privacy(outcome, run)) if isinstance(run, PrivateRun) else facts
-
-
-def _of_privacy(outcome: Outcome, run: PrivateRun) -> dict[str, Any]:
-    by_layers = outcome.recipe.lipschitz.used
-    sums = run.bound.pop_sums()
+    if not isinstance(run, PrivateRun):
+        return facts
+    sums, layers = run.bound.pop_sums(), None
     gradients = [part.bound for part in sums if part.name == "gradient"]
-    return {
-        "epsilon": outcome.epsilon,
-        "neighbouring": run.event.relation,
-        "accountant_version": f"noisette {noisette.__version__}",
-        "event": event_facts(run.event),
-        "released": tuple((event_facts(event), times) for event, times in run.ledger.events.items() if times),
-        "sampling": run.event.sampling,
-        "noise_multiplier": run.noise_multiplier,
-        "max_grad_norm": None if by_layers else math.hypot(*gradients),
-        "groups": 1 if by_layers else len(gradients),
-        "parts": tuple(
+    if isinstance(run.bound, LipschitzBound):
+        sensitivities = run.bound.sensitivities()
+        shares, noise = run.bound.shares(sensitivities), run.noise_multiplier
+        deviations = {name: noise * sensitivities[name] / math.sqrt(share) for name, share in shares.items()}
+        layers = LayerBounds(sensitivities, deviations)
+    return replace(
+        facts,
+        epsilon=outcome.epsilon,
+        neighbouring=run.event.relation,
+        accountant_version=f"noisette {noisette.__version__}",
+        event=event_facts(run.event),
+        released=tuple((event_facts(event), times) for event, times in run.ledger.events.items() if times),
+        sampling=run.event.sampling,
+        noise_multiplier=run.noise_multiplier,
+        max_grad_norm=None if layers else math.hypot(*gradients),
+        groups=1 if layers else len(gradients),
+        parts=tuple(
             ReleasedPart(name, math.hypot(*(part.bound for part in sums if part.name == name)), share)
             for name, share in run.event.parts
         ),
-        "lipschitz": _layer_bounds(run) if by_layers else None,
-        "steps": run.terms.spent(run.ledger),
-        "steps_taken": run.steps_taken,
-        "steps_lost": run.steps_lost,
-        "resumed": outcome.resumed,
-        "ledger_head": run.ledger.head,
-        "declarations": len(run.ledger.declarations),
-    }
-
-
-def _layer_bounds(run: PrivateRun) -> LayerBounds:
-    from noisette.lipschitz.bound import LipschitzBound
-
-    bound = run.bound
-    assert isinstance(bound, LipschitzBound), "a recipe with tau has no other"
-    sensitivities = bound.sensitivities()
-    deviations = {
-        name: run.noise_multiplier * sensitivities[name] / math.sqrt(share)
-        for name, share in bound.shares(sensitivities).items()
-    }
-    return LayerBounds(sensitivities, deviations)
+        lipschitz=layers,
+        steps=run.terms.spent(run.ledger),
+        steps_taken=run.steps_taken,
+        steps_lost=run.steps_lost,
+        resumed=outcome.resumed,
+        ledger_head=run.ledger.head,
+        declarations=len(run.ledger.declarations),
+    )

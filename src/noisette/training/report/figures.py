@@ -79,8 +79,7 @@ def svg(figure: Figure, *, title: str, description: str = "") -> str:
     with matplotlib.rc_context({"svg.hashsalt": title}):
         left_out = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(drawn, format="svg", transparent=True, metadata=left_out)
-    element = drawn.getvalue()
-    element = element[element.index("<svg") :]
+    element = drawn.getvalue()[drawn.getvalue().index("<svg") :]
     element = re.sub(r"\s*<style.*?</style>", "", element)  # it would apply to the rest of the page as well
     referred = set(re.findall(r'(?:href="|url\()#([^")]+)', element))
     element = re.sub(r' id="([^"]*)"', lambda name: name[0] if name[1] in referred else "", element)
@@ -121,9 +120,6 @@ def as_svg(panel: Panel) -> str:
             counts = all(isinstance(value, int) for value in values)  # such as steps
             axis.set_major_locator(MaxNLocator(nbins=6, integer=counts))
         return svg(figure, title=panel.title, description=f"{described}; {panel.name}: {ends}")
-
-
-# The panels of a run
 
 
 def course_of_run(facts: Facts) -> list[tuple[Panel, str]]:

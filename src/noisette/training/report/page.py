@@ -20,9 +20,7 @@ from noisette.training.report.statement import advice, as_text, set_of_tests, se
 if TYPE_CHECKING:
     from torch import nn
 
-_ALARMS = (0.01, 0.001)  # false-positive rates
 _UNENCODABLE = "backslashreplace"  # the name of a file need not be UTF-8
-_LARGEST_TABLE = 12  # classes; a larger confusion matrix is in run.json alone
 _PAGES = templates("noisette.training.report")
 _LOADING = """\
 from pathlib import Path
@@ -90,7 +88,7 @@ def _attack(facts: Facts) -> TradeOff:
 
 def _sentence(attack: TradeOff, unit: str) -> str:
     """The bounds for readers who know no epsilon; the unit that the guarantee protects is a record or a user."""
-    many, few = (most(attack.true_positive_rate(rate)) for rate in _ALARMS)
+    many, few = (most(attack.true_positive_rate(false_alarms)) for false_alarms in (0.01, 0.001))
     return (
         "Whoever sees everything released and knows all other records, and tries to tell whether one "
         f"{unit} took part, is right at most {most(attack.accuracy)} of the time; a coin toss is right 50 % of it. "
@@ -101,6 +99,6 @@ def _sentence(attack: TradeOff, unit: str) -> str:
 
 def _confusion(facts: Facts) -> list[tuple[str, tuple[int, ...]]]:
     """The rows of the confusion matrix, each with the name of its class; none for many classes or a number."""
-    if not isinstance(facts.test, ClassFigures) or len(facts.test.confusion) > _LARGEST_TABLE:
+    if not isinstance(facts.test, ClassFigures) or len(facts.test.confusion) > 12:  # that is in run.json alone
         return []
     return list(zip(facts.class_names, facts.test.confusion, strict=True))

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 
-from noisette.accounting.events import (
-    BallsInBinsGaussian,
-    BandedGaussian,
-    TruncatedPoissonGaussian,
-    UserLevel,
-    event_of,
-)
+from noisette.accounting.events import BallsInBinsGaussian, BandedGaussian, UserLevel, event_of
+from noisette.accounting.events import TruncatedPoissonGaussian as Truncated
 from noisette.accounting.registry import ACCOUNTANTS
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.data.columns import Columns
@@ -23,11 +20,6 @@ from noisette.nn.models.backbones import learned_from
 from noisette.training.recipe import DataSection, Recipe
 from noisette.training.report.facts import Facts, SearchFacts, duration, percent, power_of_ten, shown, upward
 
-_WIDTH = 88
-CONTRACT = (
-    "Contract: the loss is a function of one example, of the model's weights and buffers, and of torch's global random "
-    "generators; it keeps nothing between calls, and no operation of torch in it sees two examples."
-)
 _ALWAYS = ("privacy", "training")  # tables of a recipe that are shown with their defaults
 
 Rows = list[tuple[str, str]]  # names and values
@@ -52,9 +44,8 @@ def settings(facts: Facts) -> dict[str, Rows]:
         "trained parameters": f"{facts.parameters:,}",
         **({"first weights": f"public file {facts.public_weights[:8]}"} if facts.public_weights else {}),
     }
-    spent = f"on {facts.device}; how long is not published, since it tells about the number of runs"
-    if facts.seconds is not None:
-        spent = f"{duration(facts.seconds)} on {facts.device}"
+    unsaid = f"on {facts.device}; how long is not published, since it tells about the number of runs"
+    spent = unsaid if facts.seconds is None else f"{duration(facts.seconds)} on {facts.device}"
     groups = {
         "Data": {**recipe["data"], "data": facts.data, **known},
         "Model": recipe["model"] | recipe["public"] | recipe["augmentation"] | {"model": facts.model_name},
@@ -82,19 +73,15 @@ def _label(table: str, field: str) -> str:
 
 def statement(facts: Facts) -> dict[str, tuple[str, ...]]:
     """The privacy statement of a run: its headings, each with its paragraphs."""
-    return {
-        "What is guaranteed": tuple(_guarantee(facts)),
-        "How the guarantee is kept": (
-            *_records(facts),
-            *_model(facts),
-            *_privacy(facts),
-            *_training(facts),
-            *(_search(facts.search) if facts.search else ()),
-        ),
-        "How epsilon was computed": tuple(_cost(facts)),
+    search = _search(facts.search) if facts.search else ()
+    sections = {
+        "What is guaranteed": _guarantee(facts),
+        "How the guarantee is kept": chain(*(part(facts) for part in (_records, _model, _privacy, _training)), search),
+        "How epsilon was computed": _cost(facts),
         "Randomness and arithmetic": _randomness(facts),
         "Not covered": _not_covered(facts),
     }
+    return {heading: tuple(re.sub(r"\n +", " ", text) for text in texts) for heading, texts in sections.items()}
 
 
 def as_text(sections: Mapping[str, Sequence[str]], *, title: str) -> str:
@@ -102,7 +89,7 @@ def as_text(sections: Mapping[str, Sequence[str]], *, title: str) -> str:
     blocks = [f"{title}\n{'=' * len(title)}"]
     for heading, paragraphs in sections.items():
         blocks.append(f"{heading}\n{'-' * len(heading)}")
-        blocks += [textwrap.fill(paragraph, _WIDTH) for paragraph in paragraphs]
+        blocks += [textwrap.fill(paragraph, 88) for paragraph in paragraphs]
     return "\n\n".join(blocks) + "\n"
 
 
@@ -153,52 +140,37 @@ def advice(search: SearchFacts, epsilon: float) -> str:
     )
 
 
-# How the guarantee is kept
-
-
 def _records(facts: Facts) -> Iterator[str]:
     """How each record becomes numbers by itself."""
     data = facts.recipe.data
-    alone = (
-        "One record is one whole text: a single word of it has no guarantee of its own, and neither have all texts of "
-        "one author together."
-    )
+    alone = """One record is one whole text: a single word of it has no guarantee of its own, and neither have all texts
+    of one author together."""
     if facts.word_vectors:
         words, length = facts.word_vectors
-        yield (
-            f"Words: each word is replaced by one of {words:,} vectors of {length} numbers, which are taken to be "
-            f"public and are not trained. {alone}"
-        )
+        yield f"""Words: each word is replaced by one of {words:,} vectors of {length} numbers, which are taken to be
+        public and are not trained. {alone}"""
     if data.columns:
         columns = Columns.of(data.columns)
-        yield (
-            f"Inputs: {columns.width}, made from {len(columns.names)} columns by the declaration in run.json (names, "
-            "bounds, categories and what a missing or another value counts as), which is taken to be public: if it was "
-            "written by looking at the records, that has no guarantee. Numbers are clipped to their bounds, and "
-            "nothing was learned from the records."
-        )
+        yield f"""Inputs: {columns.width}, made from {len(columns.names)} columns by the declaration in run.json (names,
+        bounds, categories and what a missing or another value counts as), which is taken to be public: if it was
+        written by looking at the records, that has no guarantee. Numbers are clipped to their bounds, and nothing was
+        learned from the records."""
     if data.image_size is not None:
         width, height = data.image_size
         colour = "grey" if data.grey else "colour"
         yield f"Images: each was scaled and cut to {width} x {height} pixels in {colour} by itself."
     if data.skip_unlabelled:
-        yield (
-            f"Records: the rows with a value in the column {data.label!r}; each other row was left out by itself, and "
-            "nothing was computed from it."
-        )
+        yield f"""Records: the rows with a value in the column {data.label!r}; each other row was left out by itself,
+        and nothing was computed from it."""
     if facts.words:
         by = f"a fixed hash of the word to one of {facts.words:,} numbers"
         if facts.public_weights and facts.recipe.model.weights is None:
             by = "the tokenizer of a public model"
-        yield (
-            f"Words: the first {data.tokens} words of a text are numbered by {by}; no vocabulary was learned from the "
-            f"records. {alone}"
-        )
+        yield f"""Words: the first {data.tokens} words of a text are numbered by {by}; no vocabulary was learned from
+        the records. {alone}"""
     if data.target is not None:
-        yield (
-            f"Target: the number in the column {data.label!r}, clipped to its declared bounds, "
-            f"{_bounds(data, ' to ')}. The loss is the squared error on a scale on which the bounds are -1 and 1."
-        )
+        yield f"""Target: the number in the column {data.label!r}, clipped to its declared bounds,
+        {_bounds(data, " to ")}. The loss is the squared error on a scale on which the bounds are -1 and 1."""
 
 
 def _model(facts: Facts) -> Iterator[str]:
@@ -206,18 +178,14 @@ def _model(facts: Facts) -> Iterator[str]:
     model, public = facts.recipe.model, facts.recipe.public
     if facts.public_weights and model.backbone:
         name = Path(model.backbone).name
-        yield (
-            f"Features: of the public network {name}, whose weights have the SHA-256 {facts.public_weights}. Trained "
-            f"on: {learned_from(model.backbone)}. Those examples have no guarantee here: they are taken to be public, "
-            "and to hold none of these records. Features of the records are kept in the user's cache, in files that "
-            "the owner alone can read; delete them with the records."
-        )
+        yield f"""Features: of the public network {name}, whose weights have the SHA-256 {facts.public_weights}. Trained
+        on: {learned_from(model.backbone)}. Those examples have no guarantee here: they are taken to be public, and to
+        hold none of these records. Features of the records are kept in the user's cache, in files that the owner alone
+        can read; delete them with the records."""
     elif facts.public_weights:
         held = "the files of a model in a folder" if model.weights is None else "a file"
-        yield (
-            f"First weights: from {held} with the SHA-256 {facts.public_weights}. The records that these weights were "
-            "trained on have no guarantee here: they are taken to be public."
-        )
+        yield f"""First weights: from {held} with the SHA-256 {facts.public_weights}. The records that these weights
+        were trained on have no guarantee here: they are taken to be public."""
     if not public.data:
         return
     for used, user in (
@@ -226,32 +194,26 @@ def _model(facts: Facts) -> Iterator[str]:
         (model.whitened, "The whitening of the fixed features"),
     ):
         if used:
-            yield (
-                f"{user} takes statistics from {public.examples} examples of {Path(public.data).name}, chosen by the "
-                f"seed {public.seed}. These examples have no guarantee: they are taken to be public."
-            )
+            yield f"""{user} takes statistics from {public.examples} examples of {Path(public.data).name}, chosen by the
+            seed {public.seed}. These examples have no guarantee: they are taken to be public."""
 
 
 def _privacy(facts: Facts) -> Iterator[str]:
     projection = facts.recipe.projection
     if projection.components:
-        yield (
-            f"Before training the records were projected on {projection.components} principal components, found from "
-            "the sum of the outer products of all records, each scaled to norm 1, with Gaussian noise of standard "
-            f"deviation {projection.noise_multiplier:g} on every entry. The ledger and epsilon include this release."
-        )
+        yield f"""Before training the records were projected on {projection.components} principal components, found from
+        the sum of the outer products of all records, each scaled to norm 1, with Gaussian noise of standard deviation
+        {projection.noise_multiplier:g} on every entry. The ledger and epsilon include this release."""
     yield f"Sampling: {facts.sampling}. {_batches(facts)} A batch may be empty, and is then released like any other."
     yield from _by_layers(facts) if facts.lipschitz else _by_clipping(facts)
     event = event_of(facts.event)
     if isinstance(event, BandedGaussian) and event.bands > 1:
         before = "step before" if event.bands == 2 else f"{event.bands - 1:,} steps before"
-        yield (
-            f"Correlation: the noise of a step partly takes back that of the {before}. It is the noise named above "
-            f"times the inverse of a matrix C with {event.bands:,} diagonals, whose columns have norm 1 at most: all "
-            "steps together release as much as C times the sums, with the noise named above; what a record adds to "
-            "that in one step is orthogonal to what it adds in another. The noise of earlier steps is in memory alone. "
-            "A resumed run starts with independent noise."
-        )
+        yield f"""Correlation: the noise of a step partly takes back that of the {before}. It is the noise named above
+        times the inverse of a matrix C with {event.bands:,} diagonals, whose columns have norm 1 at most: all steps
+        together release as much as C times the sums, with the noise named above; what a record adds to that in one step
+        is orthogonal to what it adds in another. The noise of earlier steps is in memory alone. A resumed run starts
+        with independent noise."""
 
 
 def _batches(facts: Facts) -> str:
@@ -262,24 +224,18 @@ def _batches(facts: Facts) -> str:
             return each.replace("record", "user", 1) + ", with one record."
         case UserLevel():
             return f"{each}. Epsilon counts that up to {event.records:,} records of one user may enter it."
-        case TruncatedPoissonGaussian():
-            return (
-                f"{each}. A batch of more than {event.largest_batch:,} records is replaced by as many of them, drawn "
-                f"by the secret key. The data set is declared to have at most {event.most_records:,} records."
-            )
+        case Truncated():
+            return f"""{each}. A batch of more than {event.largest_batch:,} records is replaced by as many of them,
+            drawn by the secret key. The data set is declared to have at most {event.most_records:,} records."""
         case BallsInBinsGaussian():
-            return (
-                f"In each pass of {event.bins:,} steps, each record chooses the batch of one step, uniformly and "
-                "independently. Epsilon counts a pass that was begun as a whole one; a resumed run begins a new pass."
-            )
+            return f"""In each pass of {event.bins:,} steps, each record chooses the batch of one step, uniformly and
+            independently. Epsilon counts a pass that was begun as a whole one; a resumed run begins a new pass."""
         case BandedGaussian() if event.bands > 1:
-            return (
-                f"Each record belongs to one of {event.bands:,} groups, drawn by the secret key; steps take them in "
-                "turn. Each record of a step's group enters its batch independently with probability "
-                f"{event.of_round.sampling_rate:.6g}, so a record is in at most one of {event.bands:,} consecutive "
-                f"batches. Epsilon counts a round of {event.bands:,} steps that was begun as a whole one; a resumed "
-                "run draws new groups and begins a new round."
-            )
+            return f"""Each record belongs to one of {event.bands:,} groups, drawn by the secret key; steps take them in
+            turn. Each record of a step's group enters its batch independently with probability
+            {event.of_round.sampling_rate:.6g}, so a record is in at most one of {event.bands:,} consecutive batches.
+            Epsilon counts a round of {event.bands:,} steps that was begun as a whole one; a resumed run draws new
+            groups and begins a new round."""
         case _:
             return f"{each}."
 
@@ -297,34 +253,25 @@ def _by_clipping(facts: Facts) -> Iterator[str]:
         "first": f"{privacy.max_grad_norm:g}",
     }
     sensitivity = rule.sensitivity.format(**numbers)
-    yield (
-        f"Sensitivity: {rule.statement.format(**numbers)}, so one record moves the sum of a batch by at most "
-        f"{sensitivity}, in real arithmetic; for rounding, the noise is that of a sensitivity larger by one part in "
-        f"8,192. The clipped sum is computed by the engine {privacy.engine} ({engine.description}); every engine "
-        "computes the same sum."
-    )
+    yield f"""Sensitivity: {rule.statement.format(**numbers)}, so one record moves the sum of a batch by at most
+    {sensitivity}, in real arithmetic; for rounding, the noise is that of a sensitivity larger by one part in 8,192. The
+    clipped sum is computed by the engine {privacy.engine} ({engine.description}); every engine computes the same
+    sum."""
     if not facts.parts:
-        yield (
-            f"Noise: Gaussian, with standard deviation {noise:.6g} times {sensitivity} (noise multiplier times "
-            "sensitivity), on every element of every step's sum."
-        )
+        yield f"""Noise: Gaussian, with standard deviation {noise:.6g} times {sensitivity} (noise multiplier times
+        sensitivity), on every element of every step's sum."""
         return
-    released = []
-    for part in facts.parts:
-        moved = sensitivity if part.name == "gradient" else f"{part.sensitivity:g}"
-        released.append(
-            f"the {part.name}, which one record moves by at most {moved}, with noise of standard deviation "
-            f"{noise / math.sqrt(part.share):.6g} times {moved}"
-        )
-    yield (
-        f"Released: every step releases {len(facts.parts)} sums together: {'; '.join(released)}. The clipping count "
-        "adds one half for each example of the batch whose norm is within C, and subtracts one half for each other one."
-    )
-    yield (
-        "Noise: Gaussian, on every element of every step's sums. In units of its noise one record moves all sums "
-        f"together by at most one over the noise multiplier, {noise:.6g}, so the sums of a step cost as much as one "
-        "sum with this noise multiplier."
-    )
+    moved = {part: sensitivity if part.name == "gradient" else f"{part.sensitivity:g}" for part in facts.parts}
+    released = [
+        f"the {part.name}, which one record moves by at most {most}, with noise of standard deviation "
+        f"{noise / math.sqrt(part.share):.6g} times {most}"
+        for part, most in moved.items()
+    ]
+    yield f"""Released: every step releases {len(facts.parts)} sums together: {"; ".join(released)}. The clipping count
+    adds one half for each example of the batch whose norm is within C, and subtracts one half for each other one."""
+    yield f"""Noise: Gaussian, on every element of every step's sums. In units of its noise one record moves all sums
+    together by at most one over the noise multiplier, {noise:.6g}, so the sums of a step cost as much as one sum with
+    this noise multiplier."""
 
 
 def _by_layers(facts: Facts) -> Iterator[str]:
@@ -332,73 +279,52 @@ def _by_layers(facts: Facts) -> Iterator[str]:
     assert lipschitz is not None, "the layers bound the gradient"
     scores = "Nothing is clipped."
     if section.logit_clip:
-        scores = (
-            f"A record's gradient at the scores is scaled to a norm of at most {section.logit_clip:g}; below the "
-            "scores nothing is clipped."
-        )
+        scores = f"""A record's gradient at the scores is scaled to a norm of at most {section.logit_clip:g}; below the
+        scores nothing is clipped."""
     moved, noised = (
         ", ".join(f"{name} {value:.4g}" for name, value in values.items())
         for values in (lipschitz.sensitivities, lipschitz.deviations)
     )
-    yield (
-        "Sensitivity: the layers bound it. Inputs are scaled to a declared norm. Every layer has a known Lipschitz "
-        "constant, certified after each step, and so has the loss, which is the cross-entropy of the scores times "
-        f"{section.tau:g}, divided by {section.tau:g}. {scores} One record moves the sum of a batch, for each "
-        f"parameter, by a Euclidean norm of at most: {moved} (at the last step). One part in ten thousand of each is "
-        "slack for rounding. The weights are projected after each step; the projection uses released values alone."
-    )
-    yield (
-        "Noise: Gaussian, on every element of every step's sum, with a standard deviation for each parameter: "
-        f"{noised} (at the last step). In units of the noise one record moves all parameters together by at most one "
-        f"over the noise multiplier, {facts.noise_multiplier:.6g}."
-    )
+    yield f"""Sensitivity: the layers bound it. Inputs are scaled to a declared norm. Every layer has a known Lipschitz
+    constant, certified after each step, and so has the loss, which is the cross-entropy of the scores times
+    {section.tau:g}, divided by {section.tau:g}. {scores} One record moves the sum of a batch, for each parameter, by a
+    Euclidean norm of at most: {moved} (at the last step). One part in ten thousand of each is slack for rounding. The
+    weights are projected after each step; the projection uses released values alone."""
+    yield f"""Noise: Gaussian, on every element of every step's sum, with a standard deviation for each parameter:
+    {noised} (at the last step). In units of the noise one record moves all parameters together by at most one over the
+    noise multiplier, {facts.noise_multiplier:.6g}."""
 
 
 def _training(facts: Facts) -> Iterator[str]:
     section, batch = facts.recipe.augmentation, facts.recipe.training.batch_size
     if section.moves:
-        yield (
-            f"Views: the loss of a record is the mean over {section.views} views of it, mirrored or shifted. Their "
-            "mean gradient is the gradient of that record, which is bounded once."
-        )
-    yield (
-        f"Normaliser: the noised sum is divided by {batch}, a declared constant, however many records the batch held."
-    )
+        yield f"""Views: the loss of a record is the mean over {section.views} views of it, mirrored or shifted. Their
+        mean gradient is the gradient of that record, which is bounded once."""
+    yield f"""Normaliser: the noised sum is divided by {batch}, a declared constant, however many records the batch
+    held."""
     resumed = in_search = ""
     if facts.resumed:
         times = "once, with" if facts.resumed == 1 else f"{facts.resumed} times, each time with"
         lost = "1 step was" if facts.steps_lost == 1 else f"{facts.steps_lost:,} steps were"
-        resumed = (
-            f" The run was continued in another process {times} a new secret key. {lost} lost when a process ended "
-            "early: what was lost has no part in the saved weights, and epsilon covers it, carried out or not."
-        )
+        resumed = f""" The run was continued in another process {times} a new secret key. {lost} lost when a process
+        ended early: what was lost has no part in the saved weights, and epsilon covers it, carried out or not."""
     if facts.search:
         in_search = " The ledger holds them, with those of the other runs, as one search."
-    yield (
-        f"Steps: {facts.steps_planned} planned, {facts.steps} reserved in the ledger and covered by epsilon, "
-        f"{facts.steps_taken} carried out.{resumed}{in_search} The ledger is the file ledger.jsonl; the seal of its "
-        f"last line is {facts.ledger_head}."
-    )
+    yield f"""Steps: {facts.steps_planned} planned, {facts.steps} reserved in the ledger and covered by epsilon,
+    {facts.steps_taken} carried out.{resumed}{in_search} The ledger is the file ledger.jsonl; the seal of its last line
+    is {facts.ledger_head}."""
 
 
 def _search(search: SearchFacts) -> Iterator[str]:
     drawn = ", ".join(f"{name} from {text}" for name, text in search.over.items())
     chosen = f"Settings: drawn for each run anew, independently of all records: {drawn}. The run was chosen by "
     if search.held_out is None:
-        yield (
-            f"{chosen}its result on the test examples, which are taken to be public and have no guarantee. So the test "
-            "figures of this run are those of the best of several, and better than on new examples."
-        )
+        yield f"""{chosen}its result on the test examples, which are taken to be public and have no guarantee. So the
+        test figures of this run are those of the best of several, and better than on new examples."""
     else:
-        yield (
-            f"{chosen}a noisy score: the number of right answers, each counting from 0 to 1, on records that were held "
-            f"out with probability {search.held_out:g} and not trained on, plus Gaussian noise, over a public number. "
-            "The ledger holds the score as a part of each run, and these records have the same guarantee as the "
-            "others."
-        )
-
-
-# The other sections of the statement
+        yield f"""{chosen}a noisy score: the number of right answers, each counting from 0 to 1, on records that were
+        held out with probability {search.held_out:g} and not trained on, plus Gaussian noise, over a public number. The
+        ledger holds the score as a part of each run, and these records have the same guarantee as the others."""
 
 
 def _guarantee(facts: Facts) -> Iterator[str]:
@@ -407,73 +333,53 @@ def _guarantee(facts: Facts) -> Iterator[str]:
     whom = "one record, which is one entry of the training set"
     if unit == "user":
         used = "one is" if data.records_per_user == 1 else f"{data.records_per_user} are"
-        whom = (
-            f"one user, with all records of the training set that have the same value in the column {data.users!r}, "
-            f"whatever their number. Of each user's records at most {used} used, drawn by the secret key"
-        )
-    yield (
-        f"Everything that this run trained on the records of {facts.data} (the saved weights, the weights after every "
-        f"step, and the state of the optimizer) is ({epsilon}, {delta})-differentially private: epsilon = {epsilon}, "
-        f"delta = {delta}."
-    )
-    yield (
-        f"Relation: {facts.neighbouring}. Unit: {whom}. For any set of outcomes of the training, its probability with "
-        f"the {unit} is at most e^{epsilon} times its probability without the {unit}, plus {delta}; the same holds "
-        "with the two exchanged."
-    )
+        whom = f"""one user, with all records of the training set that have the same value in the column {data.users!r},
+        whatever their number. Of each user's records at most {used} used, drawn by the secret key"""
+    yield f"""Everything that this run trained on the records of {facts.data} (the saved weights, the weights after
+    every step, and the state of the optimizer) is ({epsilon}, {delta})-differentially private: epsilon = {epsilon},
+    delta = {delta}."""
+    yield f"""Relation: {facts.neighbouring}. Unit: {whom}. For any set of outcomes of the training, its probability
+    with the {unit} is at most e^{epsilon} times its probability without the {unit}, plus {delta}; the same holds with
+    the two exchanged."""
     seen = "every step of this run, but not the other runs of the search," if facts.search else "every step"
     others = "the records of all other users" if unit == "user" else "all other records"
-    yield (
-        f"The guarantee holds against an attacker who sees {seen} and knows or has forged {others}. It does not depend "
-        "on publishing the last weights only."
-    )
-    yield CONTRACT
+    yield f"""The guarantee holds against an attacker who sees {seen} and knows or has forged {others}. It does not
+    depend on publishing the last weights only."""
+    yield """Contract: the loss is a function of one example, of the model's weights and buffers, and of torch's global
+    random generators; it keeps nothing between calls, and no operation of torch in it sees two examples."""
     if data.holdout is not None:
-        yield (
-            f"Records held out: before the first step each {unit} was held out with probability {data.holdout:g}, "
-            "drawn by a secret key that is independent of what records say and was forgotten when the run ended. What "
-            "was held out was not trained on. The guarantee above is for the training. The figures on the records held "
-            "out are exact and have none: they may reveal the number of these records, and something about each of "
-            "them. If they must not, publish the weights without report.html and run.json."
-        )
+        yield f"""Records held out: before the first step each {unit} was held out with probability {data.holdout:g},
+        drawn by a secret key that is independent of what records say and was forgotten when the run ended. What was
+        held out was not trained on. The guarantee above is for the training. The figures on the records held out are
+        exact and have none: they may reveal the number of these records, and something about each of them. If they must
+        not, publish the weights without report.html and run.json."""
     if facts.search is not None:
-        yield (
-            "Search: this run is the best of a search, and epsilon is the cost of the whole search. The other runs "
-            "were discarded: their weights, settings and scores left no file. The number of runs is "
-            f"{facts.search.runs}, drawn from a key that was never written down. The guarantee does not hold against "
-            "somebody who learns how long the search took, or saw it at work: that tells about the number of runs, and "
-            f"so about the {unit} in question."
-        )
+        yield f"""Search: this run is the best of a search, and epsilon is the cost of the whole search. The other runs
+        were discarded: their weights, settings and scores left no file. The number of runs is {facts.search.runs},
+        drawn from a key that was never written down. The guarantee does not hold against somebody who learns how long
+        the search took, or saw it at work: that tells about the number of runs, and so about the {unit} in question."""
     switches = "none."
     if privacy.allow_large_delta:
-        switches = (
-            "allow_large_delta, which turns off the rule that delta be below one over the declared size, "
-            f"{power_of_ten(1 / facts.declared_size)}. With a delta above that, publishing one record in the clear "
-            "would count as private."
-        )
+        switches = f"""allow_large_delta, which turns off the rule that delta be below one over the declared size,
+        {power_of_ten(1 / facts.declared_size)}. With a delta above that, publishing one record in the clear would count
+        as private."""
     yield f"Unsafe switches: {switches}"
 
 
 def _cost(facts: Facts) -> Iterator[str]:
     data = facts.recipe.data
-    yield (
-        f"Accountant: {ACCOUNTANTS[facts.recipe.privacy.accountant].description}, by {facts.accountant_version}, "
-        f"rounded upwards. Epsilon is the larger of the values for adding and for removing a {facts.unit}."
-    )
+    yield f"""Accountant: {ACCOUNTANTS[facts.recipe.privacy.accountant].description}, by {facts.accountant_version},
+    rounded upwards. Epsilon is the larger of the values for adding and for removing a {facts.unit}."""
     if facts.declarations > 1 and facts.search is None:
-        yield (
-            f"The ledger holds {facts.declarations} declarations, which epsilon covers, and each may have been chosen "
-            "by the results of those before it. The accountant would need all of them to be fixed before the first "
-            "release. So epsilon is that of a Rényi odometer, which holds whatever was chosen; or it is the budget, "
-            "where that is less and a Rényi filter has kept it."
-        )
+        yield f"""The ledger holds {facts.declarations} declarations, which epsilon covers, and each may have been
+        chosen by the results of those before it. The accountant would need all of them to be fixed before the first
+        release. So epsilon is that of a Rényi odometer, which holds whatever was chosen; or it is the budget, where
+        that is less and a Rényi filter has kept it."""
     actual = ", which stays private" if data.holdout is None else ", except the figures on records held out"
     size = f"{data.public_users:,} users" if data.public_users else f"{facts.declared_size:,}"
-    yield (
-        f"Size of the training set: {size}, a declared and public constant from which the sampling rate and the number "
-        "of steps follow. Nothing that is published was computed from the actual number of "
-        f"{'users' if data.public_users else 'records'}{actual}."
-    )
+    yield f"""Size of the training set: {size}, a declared and public constant from which the sampling rate and the
+    number of steps follow. Nothing that is published was computed from the actual number of
+    {"users" if data.public_users else "records"}{actual}."""
     if data.holdout is not None:
         yield "Test figures are exact: they are of the records held out, and have no guarantee."
     else:
@@ -481,33 +387,29 @@ def _cost(facts: Facts) -> Iterator[str]:
         yield f"{measured} is exact: the test examples are taken to be public and have no guarantee."
 
 
-def _randomness(facts: Facts) -> tuple[str, ...]:
-    return (
-        "Noise and sampling come from ChaCha20 keystreams under a key of 256 bits, which the operating system "
-        f"generated for {'each process of this run' if facts.resumed else 'this run alone'} and which was never "
-        f"written down. The seed {facts.recipe.training.seed} determines the first weights only. Gaussian values are "
-        "computed by the Box-Muller transform from 53 bits of radius, or from up to 1,589 where the first 24 are zero, "
-        "so that the end of the tail adds less than 1e-30 to delta.",
-        "Arithmetic: floating point. Rounding of norms and sums is covered by noise that is larger by one part in "
-        "8,192. The noise is a rounded number, not an exact sample from a grid.",
-    )
+def _randomness(facts: Facts) -> Iterator[str]:
+    run = "each process of this run" if facts.resumed else "this run alone"
+    yield f"""Noise and sampling come from ChaCha20 keystreams under a key of 256 bits, which the operating system
+    generated for {run} and which was never written down. The seed {facts.recipe.training.seed} determines the first
+    weights only. Gaussian values are computed by the Box-Muller transform from 53 bits of radius, or from up to 1,589
+    where the first 24 are zero, so that the end of the tail adds less than 1e-30 to delta."""
+    yield """Arithmetic: floating point. Rounding of norms and sums is covered by noise that is larger by one part in
+    8,192. The noise is a rounded number, not an exact sample from a grid."""
 
 
-def _not_covered(facts: Facts) -> tuple[str, ...]:
+def _not_covered(facts: Facts) -> Iterator[str]:
     more = "Other runs" if facts.search is None else "Other runs and searches"
-    people = "People with several records: the guarantee is per record, not per person."
+    yield f"{more} on the same records that are not in this ledger, and choosing among them: their costs add up."
     if facts.unit == "user":
-        people = "People who are several users: the guarantee is per value of the column that names the user."
-    return (
-        f"{more} on the same records that are not in this ledger, and choosing among them: their costs add up.",
-        people,
-        "Anything learned from the records before training: vocabularies, means, lists of classes, a filter, or "
-        "hyper-parameters tuned on them.",
-        "Values computed on the training records without noise, such as a training loss. This run published none.",
-        f"Running time{'' if facts.seconds is None else ', which the report states'}, memory, power and network "
-        "traffic, and whether the run came to an end.",
-        "Attacks on the low bits of floating-point noise.",
-        "Code of the operator that breaks the contract: a loss that keeps something of one example for the next, or "
-        "reads records otherwise than through its arguments.",
-        "A dishonest operator, a compromised machine, poisoned data; fairness, correctness, and the law.",
-    )
+        yield "People who are several users: the guarantee is per value of the column that names the user."
+    else:
+        yield "People with several records: the guarantee is per record, not per person."
+    yield """Anything learned from the records before training: vocabularies, means, lists of classes, a filter, or
+    hyper-parameters tuned on them."""
+    yield "Values computed on the training records without noise, such as a training loss. This run published none."
+    stated = "" if facts.seconds is None else ", which the report states"
+    yield f"Running time{stated}, memory, power and network traffic, and whether the run came to an end."
+    yield "Attacks on the low bits of floating-point noise."
+    yield """Code of the operator that breaks the contract: a loss that keeps something of one example for the next, or
+    reads records otherwise than through its arguments."""
+    yield "A dishonest operator, a compromised machine, poisoned data; fairness, correctness, and the law."
