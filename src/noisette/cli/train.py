@@ -195,7 +195,7 @@ def train(
         privacy, size = settings.privacy, loaded[0].declared_size
         schedule(settings.training.batch_size, None, None, size, settings.training.epochs)
         if not without_privacy:
-            check_delta(privacy.delta, 1 / (settings.data.public_users or size), privacy.allow_large_delta)
+            check_delta(privacy.delta, 1 / (settings.data.trained_users or size), privacy.allow_large_delta)
             mention_weak(privacy.epsilon, size)
     report(lambda: _begin(settings, place, data_dir, key, loaded, private=not without_privacy), as_json)
 

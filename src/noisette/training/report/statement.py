@@ -376,7 +376,7 @@ def _cost(facts: Facts) -> Iterator[str]:
         release. So epsilon is that of a Rényi odometer, which holds whatever was chosen; or it is the budget, where
         that is less and a Rényi filter has kept it."""
     actual = ", which stays private" if data.holdout is None else ", except the figures on records held out"
-    size = f"{data.public_users:,} users" if data.public_users else f"{facts.declared_size:,}"
+    size = f"{data.trained_users:,} users" if data.trained_users else f"{facts.declared_size:,}"
     yield f"""Size of the training set: {size}, a declared and public constant from which the sampling rate and the
     number of steps follow. Nothing that is published was computed from the actual number of
     {"users" if data.public_users else "records"}{actual}."""
