@@ -341,7 +341,7 @@ def test_a_run_that_was_interrupted_within_a_batch_is_closed_without_its_handle(
                 model.get_buffer("scale").fill_(float(x[0, 0]))
                 lost.accumulate(loss, x, y)
                 raise KeyboardInterrupt
-    with pytest.raises(PrivacyError, match=r"close this run and privatize another"):
+    with pytest.raises(PrivacyError, match=r"close this run and start another with noisette\.privatize"):
         next(lost.batches())
     noisette.close_run(model)
     assert float(model.get_buffer("scale")) == 1.0

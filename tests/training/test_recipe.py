@@ -208,12 +208,6 @@ def test_the_default_batch_and_delta_fit_the_declared_size(size: int, text: dict
         assert default_recipe({"name": "own.csv", "size": 10_000, "holdout": 0.9, **text}).training == recipe.training
 
 
-def test_a_table_of_classes_has_a_norm_above_the_gradients_of_rare_classes() -> None:
-    norms = {"classes": {"classes": 2}, "number": {"target": (0.0, 9.0)}}
-    found = {k: default_recipe({"name": "own.csv", "size": 900, **facts}).privacy for k, facts in norms.items()}
-    assert (found["classes"].max_grad_norm, found["number"].max_grad_norm) == (3.0, 2.0)
-
-
 def test_a_model_and_an_optimizer_that_are_chosen_have_their_own_settings() -> None:
     assert default_recipe({"name": "own.csv"}, model="linear").model.name == "linear"
     assert default_recipe({"name": "sst2"}, model="transformer").training.optimizer == "adam"

@@ -258,9 +258,11 @@ class DpSgd:
     def _check_step_taken(self) -> None:
         if self._batch is not None:
             raise PrivacyError(
-                "optimizer.step() was not called for the last batch. Each is released, also an empty one: to add up "
-                "several, declare a larger expected_batch_size. Where the loop was interrupted, close this run and "
-                f"privatize another for the {self.steps_left} steps left, on the same ledger and with the same model"
+                "optimizer.step() was not called for the last batch. Every batch is released, also an empty one: "
+                "whether a step happens must not depend on the data. In the place of gradient accumulation, declare a "
+                "larger expected_batch_size and take microbatches. Where the loop was interrupted within a batch, "
+                f"close this run and start another with noisette.privatize() for the {self.steps_left} steps that are "
+                "left, on the same ledger: the model keeps its weights"
             )
 
     def _warn_that_it_is_finished(self) -> None:
@@ -282,18 +284,23 @@ class DpSgd:
         gradient belongs in ``optimizer.register_step_pre_hook``, after :func:`noisette.privatize`.
 
         Args:
-            loss: a :class:`noisette.Loss`, called with the model and one example: each batch axis has length 1.
-            batch, keywords: the microbatch; nested values in which each tensor has the examples on its first axis.
+            loss: called as ``loss(model, *batch, **keywords)`` with one example at a time, each tensor with a batch
+                axis of length 1; returns a tensor with one value. See :class:`noisette.Loss`.
+            batch: the current microbatch; nested values in which each tensor has the examples on its first axis.
             public: other tensors that the loss uses, computed from no record but through released weights.
+            keywords: more arguments of the loss, like ``batch``.
 
         Guarantee: for a loss as :class:`noisette.Loss` says, no example is computed with another one's values.
 
         Raises:
-            PrivacyError: not the examples of the current microbatch, or added before; or by the bound.
+            PrivacyError: these are not the examples of the current microbatch, or were added before; or by the bound.
             TypeError: the loss is no function.
         """
         if not callable(loss):
-            raise TypeError(f"write accumulate(loss, x, y), where the loss is a function; got {type(loss).__name__}")
+            raise TypeError(
+                f"expected the loss as a function of the model and one example, got {type(loss).__name__}: write "
+                "accumulate(loss, x, y), not accumulate(loss(model, x, y))"
+            )
         microbatch = Microbatch(batch, keywords)
         current = self._current_batch(microbatch.count)
         self._keep_seed_secret()

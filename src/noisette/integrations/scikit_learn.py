@@ -279,7 +279,7 @@ class PrivateEstimator(BaseEstimator):
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=defaults.MOMENTUM)
         # At the larger norm no gradient of a rare class is cut, which a fit needs that has enough signal for the noise.
         has_signal = self._curvature is None and float(self.epsilon) * size >= defaults.SIGNAL * math.sqrt(weights)
-        norm = defaults.SCORES_NORM if has_signal else defaults.MAX_GRAD_NORM
+        norm = defaults.TABLE_NORM if has_signal else defaults.MAX_GRAD_NORM
         run = privatize(
             PerExampleClip(model, max_grad_norm=norm, capture="eager"),  # a step takes milliseconds
             optimizer,

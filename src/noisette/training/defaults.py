@@ -21,10 +21,8 @@ MOST_KNOTS, RECORDS_PER_WEIGHT = 8, 16
 # How far the weights may move in all, in the unit in which inputs have norm one.
 REACH = 100.0
 NETWORK_REACH = 30.0  # of a network with hidden layers, whose inputs are from -1 to 1
-# Scores of inputs of norm one have gradients of up to 2; a smaller norm cuts those of rare classes alone. The model for
-# tables has a hidden layer below: at norm 2 the probabilities of rare classes were a third too small.
-SCORES_NORM = 2.0
-TABLE, TABLE_NORM = "table", 3.0
+# The model for tables, whose last layer alone has gradients of norm 2: others than frequent classes are clipped below.
+TABLE, TABLE_NORM = "table", 2.0
 # Epsilon times records, over the root of the number of weights, from which on linear models of tables have it too.
 SIGNAL = 1000.0
 MOMENTUM = 0.9

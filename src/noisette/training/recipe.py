@@ -24,7 +24,7 @@ from noisette.data.tables import SUFFIXES
 from noisette.data.words import Numbering
 from noisette.nn.models import names as model_names
 from noisette.nn.models.backbones import folder_of
-from noisette.training.defaults import SCORES_NORM, TABLE, TABLE_NORM, batches_for, delta_for
+from noisette.training.defaults import TABLE, TABLE_NORM, batches_for, delta_for
 
 
 def _at(place: str) -> Callable[[], Any]:
@@ -481,7 +481,7 @@ def _suited(data: DataSection, model: str) -> tuple[PrivacySection, TrainingSect
         batch = min(_TEXTS.batch_size, math.ceil(records / 10)) if records > 1 else _TEXTS.batch_size
         return privacy, replace(_TEXTS, batch_size=batch)
     if model == TABLE:
-        privacy = replace(privacy, max_grad_norm=TABLE_NORM if data.target is None else SCORES_NORM)
+        privacy = replace(privacy, max_grad_norm=TABLE_NORM)
     if size < 1:
         return privacy, TrainingSection(lr=None)
     batches = batches_for(records)

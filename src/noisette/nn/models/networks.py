@@ -154,7 +154,7 @@ class UnitNorm(nn.Module):
 def table(shape: Shape, classes: int) -> nn.Module:
     """A hidden layer of 64 tanh units, brought to norm one, and scores that begin at zero.
 
-    The gradient of the scores' layer has a norm of at most 2, so clipping at 3 hardly favours frequent classes.
+    The gradient of the scores' layer has a norm of at most 2, so clipping at 2 does not favour frequent classes.
     """
     scores = nn.Linear(64, classes)
     for p in scores.parameters():
