@@ -56,6 +56,12 @@ def test_the_reservation_is_on_disk_before_reserve_returns(path, monkeypatch):
     assert len(synced) == 3
 
 
+def test_the_folder_of_a_new_ledger_is_made(tmp_path):
+    with Ledger(tmp_path / "runs" / "mine" / "ledger.jsonl") as ledger:
+        ledger.reserve(EVENT, 1)
+    assert Ledger.read(tmp_path / "runs" / "mine" / "ledger.jsonl").events == {EVENT: 1}
+
+
 def test_a_ledger_is_read_back_as_it_was_written(written):
     ledger = Ledger.read(written)
     assert (ledger.events, ledger.committed, ledger.dataset) == ({EVENT: 3, OTHER: 1}, 4, "digits")

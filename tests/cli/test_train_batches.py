@@ -27,6 +27,11 @@ def table(path: Path, *, users: int = 40) -> Path:
 
 KINDS: dict[str, tuple[tuple[str, ...], type[Event], str]] = {
     "records of users": (USERS, UserLevel, "Each record enters the batch of a step independently"),
+    "users, some held out": (
+        (*USERS, "--public-users", "40", "--holdout", "0.2"),
+        UserLevel,
+        "Size of the training set: 32 users, a declared and public constant",
+    ),
     "truncated": (
         ("--batches", "truncated", "--largest-batch", "60"),
         Truncated,

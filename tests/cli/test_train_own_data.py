@@ -255,7 +255,7 @@ def test_wrong_rows_are_named_without_their_values(people: Path, schema: Path) -
         stream.write("SECRET;old;cook;maybe;1\n")
     shown = run("train", "--data", people, "--columns", schema, *QUICK)
     assert shown.exit_code == 2
-    assert f"column 'age': not a finite number (for a column of text, declare its categories) in row {ROWS + 1}" in (
+    assert f"column 'age': not a finite number (without % or $; for texts, declare categories) in row {ROWS + 1}" in (
         shown.output
     )
     assert f"column 'paid': none of the declared classes in row {ROWS + 1}" in shown.output
@@ -329,7 +329,7 @@ def test_a_schema_takes_the_names_of_any_table(suffix: str) -> None:
 @pytest.mark.parametrize(
     ("names", "options", "says"),
     [
-        ("a,a", (), "different names"),
+        ("a,a", (), "a different name; column 2 has that of column 1"),
         ("a,b", ("--number", "c=0,1", "--label", "a"), "there is no column 'c'"),
         ("a,b", ("--number", "a"), "expected --number as age=0,100"),
         ("a,label", ("--number", "a=5,1"), "expected low < high"),

@@ -83,8 +83,8 @@ def test_all_problems_at_once_by_row_and_column_without_values(tmp_path: Path) -
         "column 'age': a value is missing in row 1;",
         "column 'city': none of its declared categories in row 2",
         "column 'height': a value is missing in row 3;",
-        "column 'height': not a finite number (for a column of text, declare its categories) in rows 2, 4 and 5",
-        "column 'label': a value is missing in row 4;",
+        "column 'height': not a finite number (without % or $; for texts, declare categories) in rows 2, 4 and 5",
+        "column 'label': a value is missing in row 4; fill it in or leave the row out (--skip-unlabelled)",
         "column 'label': none of the declared classes in row 3",
     ):
         assert line in message
@@ -179,8 +179,8 @@ def test_a_column_of_texts(tmp_path: Path) -> None:
     [
         ("", "is empty; its first line must name the columns"),
         ("a,label\n", "has a header but no rows"),
-        ("a,a,label\n1,2,0\n", "must give each column a different name"),
-        ("a,,label\n1,2,0\n", "must give each column a different name"),
+        ("a,b,a,label\n1,2,3,0\n", "must give each column a different name; column 3 has that of column 1"),
+        ("a,,label\n1,2,0\n", "must give each column a different name; column 2 has none"),
         ("a,b,7.25\n1,2,0\n", "the first line must name the columns; its field 3 is a number"),
         ('a;b;"7,25"\n1;2;0\n', "the first line must name the columns; its field 3 is a number"),
         ('"a\nCANARY",label\n1,0\n', "the quotes in the first line, the header, do not match"),
@@ -284,6 +284,15 @@ def test_values_are_read_as_declared_in_every_format(tmp_path: Path, suffix: str
     assert (alone.inputs[0] == split.inputs[0]).all(), "a value of one row changes no other row"
 
 
+def test_a_name_that_a_line_of_json_leaves_out_is_a_missing_value(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"x": 1, "label": 0}\n{"label": 1}\n{"label": 1, "x": null}\n')
+    declared = Declaration(
+        classes=2, size=3, columns=Columns.of({"x": {"kind": "number", "low": 0, "high": 2, "missing": "indicator"}})
+    )
+    inputs = load(str(tmp_path / "a.jsonl"), declaration=declared).train.inputs
+    assert inputs[:, 1].tolist() == [0, 1, 1], "that the value is missing is an input of its own"
+
+
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet", ".xlsx"])
 def test_wrong_rows_are_named_without_their_values(tmp_path: Path, suffix: str) -> None:
     rows = [*ROWS, {**ROWS[0], "age": None, "code": "CANARY", "label": 7}]
@@ -300,9 +309,9 @@ def test_wrong_rows_are_named_without_their_values(tmp_path: Path, suffix: str) 
         ("", "is empty"),
         (
             '{"a": 1}\n{"a": CANARY}\n[1]\n{"b": 2}\n{"a": [1]}',
-            r"no object of plain values .* in rows 2, 3, 4 and 5; .* row 4 lacks 'a'$",
+            r"no object of plain values .* in rows 2, 3, 4 and 5; .* all names on the first one, with null where .*$",
         ),
-        ("CANARY", "no object of plain values by the names of the first line in row 1; .* is missing$"),
+        ("CANARY", "no object of plain values by the names of the first line in row 1; .* has no value$"),
         ('{"0.25": 1, "label": 0}', "its field 1 is a number"),
     ],
 )

@@ -29,6 +29,16 @@ def train(model: nn.Module, loss: Loss = loss, rows: Tensor = X) -> None:
         take_steps(run, loss)
 
 
+def test_a_loss_that_was_computed_already_is_given_as_a_function() -> None:
+    with run_of(network(nn.GroupNorm(2, 8)), X) as run:
+        for batch in run.batches():
+            for x, y in batch.microbatches(64):
+                with pytest.raises(TypeError, match=r"got Tensor: write accumulate\(loss, x, y\), not"):
+                    run.accumulate(loss(run.bound.model, x, y), x, y)
+                run.accumulate(loss, x, y)
+            run.optimizer.step()
+
+
 VIEWS = {"all": lambda x: x, "some": lambda x: x[:5], "in another shape": lambda x: x.flatten(1)}
 
 

@@ -70,7 +70,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], list[str]]] = [
     ({"data": OWN | {"holdout": 0.0}}, ["expected 0 < holdout < 1"]),
     ({"data": OWN | {"holdout": 0.2, "test": "later.csv"}}, ["give test or holdout, not both"]),
     (
-        {"data": OWN | {"holdout": 0.2, "users": "u", "public_users": 9}},
+        {"data": OWN | {"holdout": 0.2, "users": "u"}, "training": {"batches": "truncated", "largest_batch": 9}},
         ["held out is random", "needs records_per_user"],
     ),
     ({"data": OWN | {"records_per_user": 3}}, ["give the column users"]),

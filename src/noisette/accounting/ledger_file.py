@@ -240,6 +240,7 @@ class LedgerFile:
     def _open(self) -> bool:
         """Whether what the path names was opened and locked; if not, a writer has replaced it meanwhile."""
         check_is_file(self.path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         self._adopt(os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600))
         # The folder, under whatever name, tells that the file is no longer in it by its name.
         self._folder = os.open(self.path.parent, getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY)

@@ -47,8 +47,6 @@ def schema(
     if out.exists():
         raise ValueError(f"{out} exists; choose another --out, or move it away")
     names = header(header_of, Declaration(encoding=encoding or "utf-8").encoding)  # which is checked
-    if len(set(names)) < len(names) or "" in names:
-        raise ValueError("the columns must have different names, none of them empty")
     declared: dict[str, dict[str, Any]] = {}
     numbered, categories = _pairs("number", "age=0,100", number), _pairs("category", "job=cook,smith", category)
     ignored = listed("ignore", ignore) if ignore else ()

@@ -201,7 +201,7 @@ class Run:
         privacy, training, size = self.recipe.privacy, self.recipe.training, loaded[0].declared_size
         schedule(training.batch_size, None, None, size, training.epochs)
         if self.private:
-            check_delta(privacy.delta, 1 / (self.recipe.data.public_users or size), privacy.allow_large_delta)
+            check_delta(privacy.delta, 1 / (self.recipe.data.trained_users or size), privacy.allow_large_delta)
             mention_weak(privacy.epsilon, size)
         return replace(self, loaded=loaded)
 

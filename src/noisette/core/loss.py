@@ -72,7 +72,9 @@ class Microbatch:
         """The number of examples; a PrivacyError if no tensor, or tensors of different lengths, tell it."""
         shapes = [tuple(tensor.shape) for tensor in self.tensors]
         if not shapes:
-            raise PrivacyError("the loss has no tensor among its arguments: pass the examples after the loss")
+            raise PrivacyError(
+                "the loss has no tensor among its arguments: pass the examples after the loss, a dictionary without *"
+            )
         if len({shape[:1] for shape in shapes}) > 1 or not shapes[0]:
             raise PrivacyError(
                 f"expected tensors with one row per example, got the shapes {', '.join(map(str, shapes))}; pass "

@@ -259,7 +259,8 @@ class DpSgd:
         if self._batch is not None:
             raise PrivacyError(
                 "optimizer.step() was not called for the last batch. Every batch is released, also an empty one: "
-                "whether a step happens must not depend on the data. Where the loop was interrupted within a batch, "
+                "whether a step happens must not depend on the data. In the place of gradient accumulation, declare a "
+                "larger expected_batch_size and take microbatches. Where the loop was interrupted within a batch, "
                 f"close this run and start another with noisette.privatize() for the {self.steps_left} steps that are "
                 "left, on the same ledger: the model keeps its weights"
             )
@@ -293,7 +294,13 @@ class DpSgd:
 
         Raises:
             PrivacyError: these are not the examples of the current microbatch, or were added before; or by the bound.
+            TypeError: the loss is no function.
         """
+        if not callable(loss):
+            raise TypeError(
+                f"expected the loss as a function of the model and one example, got {type(loss).__name__}: write "
+                "accumulate(loss, x, y), not accumulate(loss(model, x, y))"
+            )
         microbatch = Microbatch(batch, keywords)
         current = self._current_batch(microbatch.count)
         self._keep_seed_secret()

@@ -189,7 +189,7 @@ class Number:
         return [name, f"{name} is missing"] if self.missing == INDICATOR else [name]
 
     def encode(self, values: Sequence[Any]) -> tuple[np.ndarray, _Refused]:
-        problem = "not a finite number (for a column of text, declare its categories)"
+        problem = "not a finite number (without % or $; for texts, declare categories)"
         return self.encode_numbers(numbers(values), missing(values, self.missing_words), problem)
 
     def encode_numbers(self, found: np.ndarray, absent: np.ndarray, problem: str) -> tuple[np.ndarray, _Refused]:

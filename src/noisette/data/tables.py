@@ -124,26 +124,23 @@ def fields(lines: Iterable[str]) -> list[list[str]]:
 
 def _objects(lines: Iterable[str]) -> list[list[str]]:
     """The names in the first object of JSON, then the values of each object, one on a line, as texts."""
-    found, wrong, lacks = list[dict[str, Any]](), list[int](), ""
+    found, wrong = list[dict[str, Any]](), list[int]()
     for index, line in enumerate(filter(str.strip, lines)):
         try:
             values: Any = json.loads(line)
         except (ValueError, RecursionError):
             values = None
-        alike = isinstance(values, dict) and (not found or values.keys() == found[0].keys())
+        alike = isinstance(values, dict) and (not found or values.keys() <= found[0].keys())
         if not alike or any(isinstance(value, dict | list) for value in values.values()):
             wrong.append(index)
-            absent = [name for name in found[0] if name not in values] if found and isinstance(values, dict) else []
-            if absent and not lacks:
-                lacks = f"; row {index + 1} lacks {absent[0]!r}"
         else:
             found.append(values)
     if wrong:
         raise DataError(
-            f"no object of plain values by the names of the first line {in_rows(wrong)}; write one on each line, with "
-            f"null where a value is missing{lacks}"
+            f"no object of plain values by the names of the first line {in_rows(wrong)}; write one on each line, and "
+            "all names on the first one, with null where it has no value"
         )
-    return [list(found[0]), *([text_of(row[name]) for name in found[0]] for row in found)] if found else []
+    return [list(found[0]), *([text_of(row.get(name)) for name in found[0]] for row in found)] if found else []
 
 
 def _frame(path: Path, *, names_alone: bool) -> list[list[str]]:
@@ -179,8 +176,6 @@ def _frame(path: Path, *, names_alone: bool) -> list[list[str]]:
 def table(path: Path, *, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     """The columns of ``rows`` under the names of ``header``; ``path`` names the file in errors."""
     _check_names(path, header)
-    if len(set(header)) < len(header) or "" in header:
-        raise DataError(f"{path}: the first line, the header, must give each column a different name")
     if not rows:
         raise DataError(f"{path} has a header but no rows")
     if uneven := [index for index, row in enumerate(rows) if len(row) != len(header)]:
@@ -199,6 +194,13 @@ def _check_names(path: Path, header: Sequence[str]) -> None:
             f"{path}: the first line must name the columns; its field {wrong[0] + 1} is a number. Add a line of names, "
             "or begin the name with a letter"
         )
+    for place, name in enumerate(header):
+        if not name or name in header[:place]:
+            fault = f"that of column {header.index(name) + 1}" if name else "none"
+            raise DataError(
+                f"{path}: the first line, the header, must give each column a different name; column {place + 1} has "
+                f"{fault}"
+            )
 
 
 def read_set(path: Path, declaration: Declaration) -> DataSet:
@@ -264,7 +266,7 @@ def encode(table: Table, declaration: Declaration, features: Columns) -> tuple[S
         if isinstance(declaration.classes, int):
             last = declaration.classes - 1
             problem = f"not in 0..{last} (if labels are text, declare classes as the list of their names)"
-    problems += _problems(declaration.label, labels, wrong, problem=problem)
+    problems += _problems(declaration.label, labels, wrong, problem=problem, by=" (--skip-unlabelled)")
     users = None if declaration.users is None else table[declaration.users]
     if users is not None:
         problems += _problems(str(declaration.users), users, missing(users), problem="")
@@ -292,10 +294,13 @@ def _plain(column: Sequence[str], declaration: Declaration, words: Sequence[str]
     return [text if gone else text.translate(_POINT_AND_COMMA) for text, gone in zip(column, absent, strict=True)]
 
 
-def _problems(name: str, column: Sequence[str], bad: np.ndarray, *, problem: str) -> list[str]:
+def _problems(name: str, column: Sequence[str], bad: np.ndarray, *, problem: str, by: str = "") -> list[str]:
     """One line for the rows of the mask ``bad`` whose value is missing, and one for those whose value is invalid."""
     absent = missing(column)
-    lines = ((bad & absent, "a value is missing", "; fill it in or leave the row out"), (bad & ~absent, problem, ""))
+    lines = (
+        (bad & absent, "a value is missing", f"; fill it in or leave the row out{by}"),
+        (bad & ~absent, problem, ""),
+    )
     return [
         f"column {name!r}: {problem} {in_rows(np.flatnonzero(rows).tolist())}{way_out}"
         for rows, problem, way_out in lines

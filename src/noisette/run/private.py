@@ -303,7 +303,7 @@ class PrivateRun(DpSgd):
         """
         return self._spending.epsilon(delta=delta)
 
-    def statement(self, *, delta: float) -> str:
+    def statement(self, delta: float) -> str:
         """The privacy statement of the run so far, as ``noisette train`` writes it; a notebook shows it too.
 
         It leaves out what a loop of one's own may break: nothing is said of seeds, of test figures, of what was printed

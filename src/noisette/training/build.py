@@ -93,7 +93,7 @@ class TrainingSetup:
             assert recipe.data.records_per_user is not None, "the recipe is checked"
             if data.train.users is None:
                 raise ValueError(f"the records of {data.name} have no users, for which the recipe asks for a guarantee")
-            self.users = Users(data.train.users, recipe.data.records_per_user, recipe.data.public_users)
+            self.users = Users(data.train.users, recipe.data.records_per_user, recipe.data.trained_users)
         numbers = [number for number in (settings.largest_batch, settings.bands) if number is not None]  # one at most
         self.sampling: Sampling = BATCHES[settings.batches].resolve()(*numbers)
         self.test = Examples(data.test, fixed, device).tensors if data.test else None

@@ -130,6 +130,11 @@ class DataSection:
     grey: bool = False  # whether these images become grey; otherwise all are in colour
     holdout: _Fraction | None = None  # the share of the records that is drawn at random to test with
 
+    @property
+    def trained_users(self) -> int | None:
+        """About how many users are not held out, where their number is public."""
+        return self.public_users and max(1, round(self.public_users * (1 - (self.holdout or 0.0))))
+
 
 @declared
 class ModelSection:
@@ -315,8 +320,8 @@ class Recipe:
         data, batches = self.data, self.training.batches
         if data.image_size is None and data.grey:
             yield "grey is the colour of images that are brought to a size; give image_size"
-        if data.holdout is not None and (batches == "truncated" or data.public_users is not None):
-            yield "how many are held out is random, not public: leave out holdout, or truncated batches, public_users"
+        if data.holdout is not None and batches == "truncated":
+            yield "how many are held out is random, not public: leave out holdout, or take other batches than truncated"
         if data.holdout is not None and data.test is not None:
             yield "test examples come from a second file or are held out; give test or holdout, not both"
         if data.target is None and data.unit:

@@ -348,7 +348,7 @@ class Facts(RunFacts):
             loss.logit_clip,
             f"the same value in the column {data.users!r}",
             data.records_per_user,
-            data.public_users,
+            data.trained_users,
         )
 
     @property
