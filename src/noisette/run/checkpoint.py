@@ -13,6 +13,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -34,7 +35,7 @@ from noisette.core.batches import Records
 from noisette.core.loss import is_sharded
 from noisette.core.release import GradientBound, parts_of
 from noisette.errors import PrivacyError
-from noisette.ranks import AnyRanks
+from noisette.ranks import Alone, AnyRanks
 from noisette.ranks.process_group import canonical_name, canonical_parameters
 from noisette.ranks.shards import part_of, whole
 from noisette.run.per_example import PerExampleClip
@@ -133,13 +134,13 @@ def _unpack(packed: Any, tensors: Mapping[str, Tensor]) -> Any:
             return packed
 
 
-def capture_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+def capture_state(model: nn.Module, optimizer: Optimizer, ranks: AnyRanks = Alone()) -> dict[str, Any]:  # noqa: B008
     """Weights, buffers and the optimizer's state; sharded tensors are put together, for which all ranks call this."""
     return {
-        "weights": {name: whole(value) for name, value in _weights(model).items()},
+        "weights": {name: whole(value, ranks) for name, value in _weights(model).items()},
         "optimizer": type(optimizer).__name__,
         "groups": names_of_groups(model, optimizer),
-        "state": tree_map(whole, optimizer.state_dict()),
+        "state": tree_map(partial(whole, ranks=ranks), optimizer.state_dict()),
     }
 
 

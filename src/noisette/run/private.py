@@ -355,7 +355,7 @@ class PrivateRun(DpSgd):
         if self._all_ranks.size > 1:
             self._all_ranks.check_equal(f"run.save after step {self.steps_taken}", lambda: digests_of(self.bound.model))
         with self._all_ranks.unanimous(f"the checkpoint after step {self.steps_taken}"):
-            learned = capture_state(self.bound.model, self.optimizer)
+            learned = capture_state(self.bound.model, self.optimizer, self._all_ranks)
             if self._all_ranks.rank == 0:
                 if self.ledger.path is None:
                     raise ValueError(
