@@ -51,21 +51,16 @@ class OwnRecords:
     def __init__(self, dataset: Any, *, first: int, of: int) -> None:
         checks.whole(first=first, of=of)
         self.part = without_frames(dataset)
-        self._of = of
-        self._own = range(first, first + records_of(self.part).size)
-        if self._own.stop > of:
+        self.of = of
+        self.own = range(first, first + records_of(self.part).size)
+        if self.own.stop > of:
             raise ValueError(
-                f"records {first} to {self._own.stop} are not a part of {of} records; give first, the place of the "
+                f"records {first} to {self.own.stop} are not a part of {of} records; give first, the place of the "
                 "first record that this process holds, and of, the number of records of all processes"
             )
 
     def __repr__(self) -> str:
-        return f"OwnRecords(first={self._own.start})"
-
-    @property
-    def known_by(self) -> Any:
-        """The number of all records: a resumed run may divide them among another number of processes."""
-        return np.array([self._of])
+        return f"OwnRecords(first={self.own.start})"
 
 
 def without_frames(dataset: Any) -> Any:
@@ -109,7 +104,7 @@ def records_of(dataset: Any, collate_fn: Collate | None = None, dtype: torch.dty
     Guarantee: no code of the data set's or the caller's sees two records at once.
     """
     if isinstance(dataset, OwnRecords):
-        return replace(records_of(dataset.part, collate_fn, dtype), size=dataset._of, own=dataset._own)
+        return replace(records_of(dataset.part, collate_fn, dtype), size=dataset.of, own=dataset.own)
     if collate_fn is default_collate:
         collate_fn = None
     if isinstance(dataset, PaddedBuckets):
