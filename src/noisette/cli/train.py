@@ -26,10 +26,14 @@ from noisette.nn.models import names as model_names
 from noisette.nn.models.backbones import PACKAGES
 from noisette.training import keep_freed_memory
 from noisette.training import recipe as recipes
+from noisette.training.finished_run import private_key
+from noisette.training.finished_run import sign as add_signature
 from noisette.training.recipe import BATCH_NORMS, BATCHES, OPTIMIZERS, Recipe, load_data, load_public
 from noisette.training.run_folder import RunFolder, in_words, unfinished_runs
 
 if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
     from noisette.data import DataSet
     from noisette.ranks import AnyRanks
     from noisette.training.report.facts import Facts
@@ -90,6 +94,7 @@ def train(
     resume: Annotated[
         Path | None, option("DIR", "Continue an unfinished run, within its budget; takes no other option.", "a new run")
     ] = None,
+    sign: Annotated[Path | None, option("KEY.pem", "Sign the run's digests with this Ed25519 key.", "no one")] = None,
     data_dir: DataDir = None,
     epsilon: Annotated[_Number, _privacy("F", "Privacy budget of the whole run, above 0.", "3")] = None,
     delta: Annotated[
@@ -157,11 +162,13 @@ def train(
     """
     sources = {p.opts[0]: context.get_parameter_source(p.name) for p in context.command.params if p.name}
     asked = [option for option, source in sources.items() if source and source.name == "COMMANDLINE"]
+    # Before anything is spent; rank 0 alone writes.
+    signing = private_key(sign) if sign and os.environ.get("RANK", "0") == "0" else None
     if resume:
-        if others := [option for option in asked if option not in ("--resume", "--json")]:
+        if others := [option for option in asked if option not in ("--resume", "--json", "--sign")]:
             raise ValueError(f"--resume continues a run with the settings it began with; leave out {', '.join(others)}")
         RunFolder.unfinished(resume)  # refuses before torch is imported, which takes seconds
-        report(lambda: _go_on(resume), as_json)
+        report(lambda: _go_on(resume), as_json, signing)
         return
     given = {name: value for name, value in context.params.items() if value is not None and value is not False}
     given.pop("columns", None)
@@ -197,7 +204,8 @@ def train(
         if not without_privacy:
             check_delta(privacy.delta, 1 / (settings.data.public_users or size), privacy.allow_large_delta)
             mention_weak(privacy.epsilon, size)
-    report(lambda: _begin(settings, place, data_dir, key, loaded, private=not without_privacy), as_json)
+    begin = partial(_begin, settings, place, data_dir, key, loaded, private=not without_privacy)
+    report(begin, as_json, signing)
 
 
 def _weights(given: str) -> dict[str, float]:
@@ -217,8 +225,10 @@ def _load(recipe: Recipe, data_dir: Path | None, key: str) -> _Loaded:
     return load_data(recipe, data_dir, holdout_key=bytes.fromhex(key)), load_public(recipe, data_dir)
 
 
-def report(work: Callable[[], tuple[Facts, Path] | None], as_json: bool) -> None:
-    """Do the work, and report how it ended; nothing where the work returns nothing."""
+def report(
+    work: Callable[[], tuple[Facts, Path] | None], as_json: bool, signing: Ed25519PrivateKey | None = None
+) -> None:
+    """Do the work, sign it, and report how it ended; nothing where the work returns nothing."""
     keep_freed_memory()
     try:
         done = work()
@@ -228,6 +238,8 @@ def report(work: Callable[[], tuple[Facts, Path] | None], as_json: bool) -> None
     if done is None:
         return
     facts, place = done
+    if signing is not None:
+        add_signature(place, signing)
     if as_json:
         typer.echo(json.dumps({"folder": str(place), **json.loads(facts.as_json())}, indent=2))
     else:

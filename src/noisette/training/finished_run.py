@@ -6,15 +6,20 @@ import hashlib
 import json
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, fields
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, TypeVar
 
 import pydantic
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
 
-from noisette.accounting import Ledger
+from noisette.accounting import Ledger, atomic_files
 from noisette.accounting.ledger import LEDGER_FILE
 from noisette.data.columns import declared
 from noisette.nn.models import names as model_names
@@ -27,6 +32,7 @@ _LARGEST = 2**28  # numbers of one example
 _LEAST_LIMIT = 2**20  # on what is counted, where the file of weights is smaller
 _LONGEST_NAME = 255
 _LIST = pydantic.Strict(False)  # a list of JSON becomes a tuple
+T = TypeVar("T")
 _Count = Annotated[int, pydantic.Field(gt=0, le=10**15)]
 _Sizes = Annotated[tuple[_Count, ...], _LIST]
 _Release = Annotated[tuple[Mapping[str, Any], _Count], _LIST]
@@ -42,8 +48,45 @@ def _text(facts: Mapping[str, Any]) -> str:
     return json.dumps(facts, indent=2) + "\n"
 
 
+def _in_pem(path: Path, load: Callable[[bytes], object], kind: type[T]) -> T:
+    with suppress(ValueError, TypeError, UnsupportedAlgorithm):
+        if isinstance(key := load(path.read_bytes()), kind):
+            return key
+    commands = "openssl genpkey -algorithm ed25519 -out key.pem; openssl pkey -in key.pem -pubout -out public.pem"
+    raise ValueError(f"{path} holds no {kind.__name__} in PEM without a password; make both keys by: {commands}")
+
+
+def private_key(path: Path) -> Ed25519PrivateKey:
+    """The key in a file that runs are signed with; a ``ValueError`` if it is another one."""
+    return _in_pem(path, partial(load_pem_private_key, password=None), Ed25519PrivateKey)
+
+
+def sign(folder: Path, key: Ed25519PrivateKey) -> None:
+    """Add the signature of the digests to ``run.json``."""
+    content = json.loads((folder / RUN_FILE).read_bytes())
+    content["signature"] = key.sign(_text(content["sealed"]).encode()).hex()
+    atomic_files.write(folder / RUN_FILE, _text(content).encode())
+
+
+def verify(folder: Path, public: Path) -> dict[str, Any]:
+    """The facts of :func:`sealed_facts`; a ``ValueError`` too if the holder of this key did not sign them."""
+    facts, key = sealed_facts(folder), _in_pem(public, load_pem_public_key, Ed25519PublicKey)
+    content = json.loads((folder / RUN_FILE).read_bytes())
+    try:
+        key.verify(bytes.fromhex(content["signature"]), _text(content["sealed"]).encode())
+    except (InvalidSignature, KeyError, TypeError, ValueError) as error:
+        said = "the signature is of another key or another run" if "signature" in content else "the run is not signed"
+        raise ValueError(f"{folder}: {said}; ask who trained the model for the run and the key") from error
+    return facts
+
+
+def signature_in_words(facts: Mapping[str, Any]) -> str:
+    """Whether the run of these :func:`sealed_facts` is signed."""
+    return "there; check it by: noisette ledger verify RUN --key PUBLIC.pem" if "signature" in facts else "none"
+
+
 def sealed_facts(folder: Path) -> dict[str, Any]:
-    """The content of ``run.json``, if nothing in the folder has changed since the run ended.
+    """The content of ``run.json``, if nothing in the folder has changed since the run ended; not if it is signed.
 
     A ledger may have become longer: by what was charged later.
 
@@ -62,6 +105,7 @@ def sealed_facts(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is truncated or altered: expected a JSON object")
     if not isinstance(digests := facts.pop("sealed", None), dict):
         raise ValueError(f"{path} lacks 'sealed', the digests of the files, so it does not describe a finished run")
+    signature = {"signature": facts.pop("signature")} if "signature" in facts else {}
     changed = [name for name in _SEALED if digests.get(name) != _digest(folder / name)]
     if digests.get(RUN_FILE) != hashlib.sha256(_text(facts).encode()).hexdigest():
         changed.append(RUN_FILE)
@@ -70,7 +114,7 @@ def sealed_facts(folder: Path) -> dict[str, Any]:
         changed.append(f"{LEDGER_FILE} (lines are missing)")
     if changed:
         raise ValueError(f"{folder} was changed after the run: {', '.join(changed)}; restore it from a copy")
-    return facts
+    return facts | signature
 
 
 def _digest(path: Path) -> str | None:
