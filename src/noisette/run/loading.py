@@ -6,6 +6,7 @@ The size of a microbatch bounds memory and nothing else: the sum over a batch do
 from __future__ import annotations
 
 import math
+import multiprocessing
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
@@ -13,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import chain, islice
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -301,7 +303,7 @@ class Processes:
             pin_memory=to is not None and to.type == "cuda",
             prefetch_factor=ahead,
             persistent_workers=True,
-            multiprocessing_context="spawn",
+            multiprocessing_context=_copies_of_imports(),
             # The loader draws a seed for each plan, and the number of plans depends on private batches: from the global
             # generator, which is saved and goes on, it would show.
             generator=generator_apart(),
@@ -326,6 +328,15 @@ class Processes:
         if (running := self._loader._iterator) is not None:
             running._shutdown_workers()  # pyright: ignore[reportAttributeAccessIssue]
             self._loader._iterator = None
+
+
+def _copies_of_imports() -> BaseContext:
+    """How processes start: as copies of a new one that has only imported, so that the key was never in it."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", __name__])  # not the script: copies would share its random generators
+    return context
 
 
 class Fetch:

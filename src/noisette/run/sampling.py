@@ -172,8 +172,10 @@ class UserRecords:
         words = np.empty(len(users), dtype=np.uint64)
         key.fill(words, purpose="kept records", name="", step=0)
         by_user = np.lexsort((words, users))  # the records of each user together, in an order drawn by the key
+        del words
         counts = np.bincount(users)
-        place = np.arange(len(users)) - np.repeat(np.cumsum(counts) - counts, counts)  # of a record among its user's
+        place = np.arange(len(users))
+        place -= np.repeat(np.cumsum(counts) - counts, counts)  # of a record among its user's
         self.by_user = by_user[place < most_records]  # the kept records, those of one user together
         self.counts = np.minimum(counts, most_records)  # of each user
         self.first = np.cumsum(self.counts) - self.counts  # where those of each user begin in ``by_user``
