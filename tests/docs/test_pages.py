@@ -234,3 +234,10 @@ def test_the_code_on_users_prints_what_its_comments_state(capsys: pytest.Capture
     [block] = blocks("docs/how-to/guarantees-for-users.md")
     names_of(block)
     assert capsys.readouterr().out.splitlines() == re.findall(r"print\(.*\)  # (.*)", block)
+
+
+def test_the_loop_that_is_logged_follows_getting_started() -> None:
+    [start], [logged] = blocks("docs/index.md"), blocks("docs/how-to/log-a-run.md")
+    history = names_of(f"{start.partition('for batch in')[0]}\n{logged}")["history"]
+    assert len(history) == 20
+    assert history[0]["epsilon"] < history[-1]["epsilon"] <= 3

@@ -253,7 +253,8 @@ class Ledger:
         Steps with correlated noise are reserved in whole rounds, so that those of several runs add up. Where several
         runs share the ledger, ``run`` says whose steps they are, here and below.
         """
-        count(steps=steps)
+        if type(steps) is not int or steps < 1:
+            count(steps=steps)
         run = run or self._unnamed
         with self._lock:
             self._spend(Kind.RESERVE, event, steps, run)
@@ -346,7 +347,8 @@ class Ledger:
                     "neighbouring=Neighbouring.ADD_OR_REMOVE_USER (--per user), or take another ledger; a charge is "
                     "recorded as it is with other_neighbours=True (--per record)"
                 )
-        check_whole_rounds(event, steps)
+        if steps % event.round_length:
+            check_whole_rounds(event, steps)
         if self._file is not None and len(self._tail.heads) >= ledger_file.MOST_LINES:
             self.shorten()
         self._append(kind, event, steps, run, durable=True)
