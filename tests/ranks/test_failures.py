@@ -38,7 +38,7 @@ PLACES: dict[str, tuple[type, str]] = {
     "behind the release": (PrivateRun, "_after_step"),
 }
 PLACES_OF_SHARDS: dict[str, tuple[type, str]] = {
-    "before shards are gathered": (Shards, "_unshard"),
+    "before shards are gathered": (Shards, "gathered"),
     "before shards are summed": (Shards, "land"),
     "before shards are saved": (DTensor, "full_tensor"),
 }

@@ -91,7 +91,7 @@ def test_a_run_is_signed_and_verified_without_its_records(tmp_path: Path) -> Non
     (tmp_path / "rows.csv").write_text(ROWS)
     own, public = keys(tmp_path)
     begin = "--data", tmp_path / "rows.csv", *OPTIONS, "--out", tmp_path / "run"
-    assert "holds no Ed25519PrivateKey" in train(*begin, "--sign", public).output
+    assert "holds no private Ed25519 key" in train(*begin, "--sign", public).output
     assert not list(tmp_path.glob("run*")), "it has trained first"
     assert train(*begin, "--sign", own).exit_code == 0
     rows = (tmp_path / "rows.csv").rename(tmp_path / "others.csv")

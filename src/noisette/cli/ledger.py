@@ -158,10 +158,8 @@ def _read(place: Path) -> tuple[Path, Ledger, dict[str, str]]:
     path = ledger_at(place)
     if not path.exists():
         raise ValueError(f"there is no ledger at {path}; give the folder of a run, or its {LEDGER_FILE}")
-    signature: dict[str, str] = {}
-    if (path.parent / "run.json").is_file():
-        signature["signature"] = signature_in_words(sealed_facts(path.parent))
-    return path, Ledger.read(path), signature
+    signed = (path.parent / "run.json").is_file() and {"signature": signature_in_words(sealed_facts(path.parent))}
+    return path, Ledger.read(path), signed or {}
 
 
 @ledger.command()
@@ -292,7 +290,6 @@ def price(
 @plain_errors()
 def verify(
     place: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.", show_default=False)],
-    *,
     key: Annotated[Path, options.option("PUBLIC.pem", "The public Ed25519 key of who trained the model.")],
 ) -> None:
     """Check, without the data, that a run folder is as it was signed by `noisette train --sign`.
@@ -302,7 +299,7 @@ def verify(
     from noisette.training.finished_run import verify
 
     facts = verify(place, key)
-    grown = Ledger.read(place / LEDGER_FILE).head != facts["ledger_head"] if facts["private"] else False
+    grown = facts["private"] and Ledger.read(place / LEDGER_FILE).head != facts["ledger_head"]
     later = "; lines of its ledger that came later are not signed" if grown else ""
     typer.echo(f"{place}: signed with this key, and unchanged since{later}")
 

@@ -24,16 +24,12 @@ from noisette.cli.options import INTERRUPTED, TERMINATED, DataDir, FactsAsJson, 
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.nn.models import names as model_names
 from noisette.nn.models.backbones import PACKAGES
-from noisette.training import keep_freed_memory
+from noisette.training import finished_run, keep_freed_memory
 from noisette.training import recipe as recipes
-from noisette.training.finished_run import private_key
-from noisette.training.finished_run import sign as add_signature
 from noisette.training.recipe import BATCH_NORMS, BATCHES, OPTIMIZERS, Recipe, load_data, load_public
 from noisette.training.run_folder import RunFolder, in_words, unfinished_runs
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
     from noisette.data import DataSet
     from noisette.ranks import AnyRanks
     from noisette.training.report.facts import Facts
@@ -162,8 +158,7 @@ def train(
     """
     sources = {p.opts[0]: context.get_parameter_source(p.name) for p in context.command.params if p.name}
     asked = [option for option, source in sources.items() if source and source.name == "COMMANDLINE"]
-    # Before anything is spent; rank 0 alone writes.
-    signing = private_key(sign) if sign and os.environ.get("RANK", "0") == "0" else None
+    signing = finished_run.key_in(sign) if sign and os.environ.get("RANK", "0") == "0" else None
     if resume:
         if others := [option for option in asked if option not in ("--resume", "--json", "--sign")]:
             raise ValueError(f"--resume continues a run with the settings it began with; leave out {', '.join(others)}")
@@ -204,8 +199,7 @@ def train(
         if not without_privacy:
             check_delta(privacy.delta, 1 / (settings.data.public_users or size), privacy.allow_large_delta)
             mention_weak(privacy.epsilon, size)
-    begin = partial(_begin, settings, place, data_dir, key, loaded, private=not without_privacy)
-    report(begin, as_json, signing)
+    report(lambda: _begin(settings, place, data_dir, key, loaded, private=not without_privacy), as_json, signing)
 
 
 def _weights(given: str) -> dict[str, float]:
@@ -225,9 +219,7 @@ def _load(recipe: Recipe, data_dir: Path | None, key: str) -> _Loaded:
     return load_data(recipe, data_dir, holdout_key=bytes.fromhex(key)), load_public(recipe, data_dir)
 
 
-def report(
-    work: Callable[[], tuple[Facts, Path] | None], as_json: bool, signing: Ed25519PrivateKey | None = None
-) -> None:
+def report(work: Callable[[], tuple[Facts, Path] | None], as_json: bool, signing: Any = None) -> None:
     """Do the work, sign it, and report how it ended; nothing where the work returns nothing."""
     keep_freed_memory()
     try:
@@ -239,7 +231,7 @@ def report(
         return
     facts, place = done
     if signing is not None:
-        add_signature(place, signing)
+        finished_run.sign(place, signing)
     if as_json:
         typer.echo(json.dumps({"folder": str(place), **json.loads(facts.as_json())}, indent=2))
     else:

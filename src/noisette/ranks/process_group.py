@@ -197,10 +197,9 @@ class Ranks:
     def in_time(self, phase: str, parameters: Iterable[Any], exchange: Callable[[], Any]) -> Any:
         """What an exchange of sharded parameters returns; their own connections wait for ranks as long as this run."""
         meshes = {p.device_mesh for p in parameters if is_sharded(p)}
-        groups = {(group, torch.device(mesh.device_type)) for mesh in meshes for group in mesh.get_all_groups()}
-        backends = [group._get_backend(device) for group, device in groups]
         with ExitStack() as changed:
-            for backend in backends:
+            for device, group in [(mesh.device_type, group) for mesh in meshes for group in mesh.get_all_groups()]:
+                backend = group._get_backend(torch.device(device))
                 changed.callback(backend._set_default_timeout, backend.options._timeout)
                 backend._set_default_timeout(self._wait)
             return self._meeting(phase, exchange)

@@ -21,8 +21,6 @@ from noisette.errors import PrivacyError
 from noisette.ranks.launch import Alone, AnyRanks
 from noisette.ranks.process_group import canonical_parameters
 
-_GATHERING = "the gathering of shards"
-
 
 def local(tensor: Any) -> Tensor:
     """The part of a tensor that this rank holds; the tensor itself if it is not sharded."""
@@ -42,7 +40,7 @@ def from_local(part: Tensor, like: Any) -> Tensor:
 
 def whole(tensor: Any, ranks: AnyRanks) -> Any:
     """A sharded tensor put together from all ranks, which all call this; anything else as it is."""
-    return ranks.in_time(_GATHERING, [tensor], tensor.full_tensor) if is_sharded(tensor) else tensor
+    return ranks.in_time("the gathering of shards", [tensor], tensor.full_tensor) if is_sharded(tensor) else tensor
 
 
 def part_of(complete: Tensor, like: Any) -> Tensor:
@@ -120,7 +118,7 @@ class Shards:
         The hooks of ``fully_shard`` cannot run inside of ``torch.func.vmap``, so they rest.
         """
         hooks: list[tuple[Any, dict[int, Any]]] = []
-        ranks.in_time(_GATHERING, self.parameters.values(), self._unshard)
+        ranks.in_time("the gathering of shards", self.parameters.values(), lambda: [m.unshard() for m in self._modules])
         try:
             for module in self._modules:
                 for registered in (module._forward_pre_hooks, module._forward_hooks):
@@ -134,10 +132,6 @@ class Shards:
                 registered.clear()
                 registered.update(before)
             self.reshard()
-
-    def _unshard(self) -> None:
-        for module in self._modules:
-            module.unshard()
 
     def land(self, sums: Mapping[str, Tensor], parameters: Mapping[str, Tensor], ranks: AnyRanks) -> dict[str, Tensor]:
         """The sums of one microbatch with those of sharded parameters added up over the ranks: this rank's parts.

@@ -46,11 +46,10 @@ _FORMAT = "noisette checkpoint 3"
 _WAY_OUT = "finish the run with the version of noisette that began it"
 FINGERPRINT = "fingerprint.json"
 _KEY_BYTES = 32
-_EXACT_BITS = 48  # of a whole number that is exact in double precision
+_SHORT = 5  # bytes of a digest as a number, of which the sum of 64 is exact in double precision
 _LARGE = 2**28  # bytes of tensors and arrays from which on records are drawn, as where each has to be read alone
 _SAMPLED = 64  # records
 COMPARED = "compared by a keyed digest, of more than 256 MiB by their number and 64 of them"
-_AT_ONCE = 2**24  # elements
 
 
 def digest_of_tensors(values: Iterable[Tensor], begin: str = "") -> str:
@@ -353,8 +352,7 @@ def _check_different_parts(key: bytes, dataset: Any, ranks: AnyRanks) -> None:
     with ranks.unanimous("the parts"):
         varies = not _digests_of_records(key, dataset.part, 0, len(dataset.own))
         digest = os.urandom(_KEY_BYTES) if varies else _digest_of_dataset(key, dataset.part)
-    number = int.from_bytes(digest) % 2**_EXACT_BITS
-    held = [numbers["digest"] for numbers in ranks.of_all("the parts", {"digest": number})]
+    held = [numbers["digest"] for numbers in ranks.of_all("the parts", {"digest": int.from_bytes(digest[:_SHORT])})]
     for rank, found in enumerate(held):
         if (other := held.index(found)) < rank:
             raise PrivacyError(
@@ -379,19 +377,12 @@ class Fingerprint:
     digest: str = field(repr=False)
 
     @classmethod
-    def of(
-        cls,
-        dataset: Any,
-        users: np.ndarray | None = None,
-        key: bytes | None = None,
-        ranks: AnyRanks = Alone(),  # noqa: B008
-    ) -> Self:
-        key = os.urandom(_KEY_BYTES) if key is None else key
+    def of(cls, dataset: Any, users: np.ndarray | None = None, key: bytes = b"", ranks: AnyRanks = Alone()) -> Self:  # noqa: B008
+        key = key or os.urandom(_KEY_BYTES)
         return cls(key.hex(), _digest_with_users(key, dataset, users, ranks).hex())
 
     def fits(self, dataset: Any, users: np.ndarray | None = None, ranks: AnyRanks = Alone()) -> bool:  # noqa: B008
-        again = self.of(dataset, users, bytes.fromhex(self.key), ranks)
-        return hmac.compare_digest(self.digest, again.digest)
+        return hmac.compare_digest(self.digest, self.of(dataset, users, bytes.fromhex(self.key), ranks).digest)
 
     def write(self, folder: Path) -> None:
         atomic_files.write(folder / FINGERPRINT, json.dumps(asdict(self)).encode() + b"\n", mode=0o600)
@@ -411,10 +402,9 @@ class Fingerprint:
 
 def _digest_with_users(key: bytes, dataset: Any, users: np.ndarray | None, ranks: AnyRanks) -> bytes:
     if isinstance(dataset, OwnRecords):
-        own = sum(map(int.from_bytes, _digests_of_records(key, dataset.part, dataset.own.start, dataset.of)))
-        parts = ranks.of_all("the digests of the records", {"sum": own % 2**_EXACT_BITS})
-        joint = sum(int(part["sum"]) for part in parts) % 2**_EXACT_BITS
-        digest = _mac(key, b"parts of %d" % dataset.of, b"%d" % joint)
+        held = _digests_of_records(key, dataset.part, dataset.own.start, dataset.of)
+        parts = ranks.of_all("the digests of the records", {"sum": sum(int.from_bytes(one[:_SHORT]) for one in held)})
+        digest = _mac(key, b"parts of %d" % dataset.of, b"%d" % sum(part["sum"] for part in parts))
     else:
         digest = _digest_of_dataset(key, dataset)
     return digest if users is None else _mac(key, b"users", digest, _digest_of_value(key, users))
@@ -422,17 +412,15 @@ def _digest_with_users(key: bytes, dataset: Any, users: np.ndarray | None, ranks
 
 def _digest_of_dataset(key: bytes, dataset: Any) -> bytes:
     known, size, _ = _read_by_record(dataset)
-    if _has_columns(known) and sum(getattr(leaf, "nbytes", 0) for leaf in tree_leaves(known)) <= _LARGE:
+    if (parts := _parts(known)) and sum(part.nbytes for part in parts) <= _LARGE:
         return _digest_of_value(key, known)
     return _mac(key, b"records %d" % size, *_digests_of_records(key, dataset, 0, size))
 
 
 def _digests_of_records(key: bytes, part: Any, first: int, size: int) -> list[bytes]:
-    """Of records, drawn by the key among so many, those in this part, which begins with ``first``; none if they vary.
-
-    The remainder is not exactly uniform over the records, which does not matter here.
-    """
+    """Of records drawn by the key among so many, those in this part, which begins with ``first``; none if they vary."""
     _, length, read = _read_by_record(part)
+    # The remainder is not exactly uniform over the records, which does not matter here.
     drawn = [int.from_bytes(_mac(key, b"record %d" % i)) % size - first for i in range(_SAMPLED) if size]
     held = [at for at in drawn if 0 <= at < length]
     found, again = ([_mac(key, b"%d" % (first + at), _digest_of_value(key, read(at))) for at in held] for _ in range(2))
@@ -441,23 +429,17 @@ def _digests_of_records(key: bytes, part: Any, first: int, size: int) -> list[by
 
 def _read_by_record(dataset: Any) -> tuple[Any, int, Callable[[int], Any]]:
     """What a data set is known by, its length, and what reads one record."""
-    dataset = getattr(dataset, "known_by", dataset)  # of one that was computed from records, these
-    if isinstance(dataset, TensorDataset):
-        dataset = dataset.tensors
-    if isinstance(dataset, Mapping):
-        dataset = dict(dataset)
-    if isinstance(dataset, list) or not _has_columns(dataset):
-        return dataset, len(dataset), lambda at: dataset[at]
-    columns = tree_leaves(dataset)
-    return dataset, len(columns[0]), lambda at: tree_map(lambda column: column[at : at + 1], dataset)
+    known = getattr(dataset, "known_by", dataset)  # of one that was computed from records, these
+    known = known.tensors if isinstance(known, TensorDataset) else dict(known) if isinstance(known, Mapping) else known
+    if isinstance(known, list) or not (columns := _parts(known)):
+        return known, len(known), lambda at: known[at]
+    return known, len(columns[0]), lambda at: tree_map(lambda column: column[at : at + 1], known)
 
 
-def _has_columns(known: Any) -> bool:
-    """Whether these are columns, or a list of tensors."""
-    parts = known if isinstance(known, tuple | list) else ()
-    return isinstance(known, Tensor | np.ndarray | dict | tuple | list) and all(
-        isinstance(part, Tensor | np.ndarray) for part in parts
-    )
+def _parts(known: Any) -> list[Any]:
+    """The columns, or the records of a list, where all are tensors or arrays; otherwise none."""
+    parts = known.values() if isinstance(known, dict) else known if isinstance(known, tuple | list) else [known]
+    return list(parts) if all(isinstance(part, Tensor | np.ndarray) for part in parts) else []
 
 
 def _mac(key: bytes, *parts: bytes) -> bytes:
@@ -471,11 +453,10 @@ def _mac(key: bytes, *parts: bytes) -> bytes:
 def _digest_of_value(key: bytes, value: Any) -> bytes:
     match value:
         case Tensor():
-            shape = f"{value.dtype} {tuple(value.shape)}"
-            return _mac(key, b"tensor", shape.encode(), _digest_of_bytes(key, value.detach().reshape(-1)))
+            content = value.detach().reshape(-1).cpu().view(torch.uint8).numpy().tobytes()
+            return _mac(key, b"tensor", f"{value.dtype} {tuple(value.shape)}".encode(), content)
         case np.ndarray():
-            shape = f"{value.dtype.str} {value.shape}"
-            return _mac(key, b"array", shape.encode(), _digest_of_bytes(key, value.reshape(-1)))
+            return _mac(key, b"array", f"{value.dtype.str} {value.shape}".encode(), value.tobytes())
         case Mapping():
             items = [_mac(key, repr(name).encode(), _digest_of_value(key, item)) for name, item in value.items()]
             return _mac(key, b"mapping", *items)
@@ -487,11 +468,3 @@ def _digest_of_value(key: bytes, value: Any) -> bytes:
             return _mac(key, b"plain", repr(value).encode())
         case _:
             return _mac(key, b"other", type(value).__name__.encode())
-
-
-def _digest_of_bytes(key: bytes, flat: Tensor | np.ndarray) -> bytes:
-    mac = hmac.new(key, digestmod="sha256")
-    for start in range(0, len(flat), _AT_ONCE):
-        part = flat[start : start + _AT_ONCE]
-        mac.update((part.cpu().view(torch.uint8).numpy() if isinstance(part, Tensor) else part).tobytes())
-    return mac.digest()

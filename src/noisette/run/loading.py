@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import chain, islice
-from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -288,12 +287,16 @@ class Thread:
 class Processes:
     """Processes of a ``DataLoader``, each with ``ahead`` microbatches under way; they start with the first one.
 
-    Guarantee: they get how records are gathered, and indices; never the key.
+    Guarantee: they get how records are gathered, and indices; never the key, which was not in the process either, new
+    and with nothing but imports, of which they are copies.
     """
 
     def __init__(self, gather: Gather, workers: int, ahead: int = 1, to: torch.device | None = None) -> None:
         self._plan = _Plan(iter(()))
         self._to = to
+        has_copies = "forkserver" in multiprocessing.get_all_start_methods()
+        start = multiprocessing.get_context("forkserver" if has_copies else "spawn")
+        start.set_forkserver_preload(["torch", __name__])  # not the script: copies would share its random generators
         self._loader = DataLoader(
             WorkerRecords(gather),  # pyright: ignore[reportArgumentType]
             sampler=self._plan,  # pyright: ignore[reportArgumentType]
@@ -303,7 +306,7 @@ class Processes:
             pin_memory=to is not None and to.type == "cuda",
             prefetch_factor=ahead,
             persistent_workers=True,
-            multiprocessing_context=_copies_of_imports(),
+            multiprocessing_context=start,
             # The loader draws a seed for each plan, and the number of plans depends on private batches: from the global
             # generator, which is saved and goes on, it would show.
             generator=generator_apart(),
@@ -328,15 +331,6 @@ class Processes:
         if (running := self._loader._iterator) is not None:
             running._shutdown_workers()  # pyright: ignore[reportAttributeAccessIssue]
             self._loader._iterator = None
-
-
-def _copies_of_imports() -> BaseContext:
-    """How processes start: as copies of a new one that has only imported, so that the key was never in it."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", __name__])  # not the script: copies would share its random generators
-    return context
 
 
 class Fetch:

@@ -240,10 +240,8 @@ def _numbered(ids: np.ndarray) -> np.ndarray:
         _refuse_without_id(np.isin(ids, values[blank]))
     del ordered, begins
     first = np.minimum.reduceat(order, starts) if len(ids) else order
-    by_first = np.empty_like(first)
-    by_first[np.argsort(first)] = np.arange(len(first))
     numbers = np.empty(len(ids), dtype=np.int64)
-    numbers[order] = np.repeat(by_first, np.diff(starts, append=len(ids)))
+    numbers[order] = np.repeat(np.argsort(np.argsort(first)), np.diff(starts, append=len(ids)))
     return numbers
 
 

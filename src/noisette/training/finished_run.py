@@ -6,18 +6,14 @@ import hashlib
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import MISSING, fields
-from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Self
 
 import pydantic
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
 
 from noisette.accounting import Ledger, atomic_files
 from noisette.accounting.ledger import LEDGER_FILE
@@ -32,7 +28,6 @@ _LARGEST = 2**28  # numbers of one example
 _LEAST_LIMIT = 2**20  # on what is counted, where the file of weights is smaller
 _LONGEST_NAME = 255
 _LIST = pydantic.Strict(False)  # a list of JSON becomes a tuple
-T = TypeVar("T")
 _Count = Annotated[int, pydantic.Field(gt=0, le=10**15)]
 _Sizes = Annotated[tuple[_Count, ...], _LIST]
 _Release = Annotated[tuple[Mapping[str, Any], _Count], _LIST]
@@ -48,20 +43,24 @@ def _text(facts: Mapping[str, Any]) -> str:
     return json.dumps(facts, indent=2) + "\n"
 
 
-def _in_pem(path: Path, load: Callable[[bytes], object], kind: type[T]) -> T:
+def key_in(path: Path, *, public: bool = False) -> Any:
+    """The Ed25519 key in a file, by which runs are signed, or verified; a ``ValueError`` if it holds another one."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+    content = path.read_bytes()
     with suppress(ValueError, TypeError, UnsupportedAlgorithm):
-        if isinstance(key := load(path.read_bytes()), kind):
+        load = serialization.load_pem_private_key
+        key = serialization.load_pem_public_key(content) if public else load(content, password=None)
+        if isinstance(key, Ed25519PrivateKey | Ed25519PublicKey):
             return key
     commands = "openssl genpkey -algorithm ed25519 -out key.pem; openssl pkey -in key.pem -pubout -out public.pem"
-    raise ValueError(f"{path} holds no {kind.__name__} in PEM without a password; make both keys by: {commands}")
+    kind = "public" if public else "private"
+    raise ValueError(f"{path} holds no {kind} Ed25519 key in PEM without a password; make both by: {commands}")
 
 
-def private_key(path: Path) -> Ed25519PrivateKey:
-    """The key in a file that runs are signed with; a ``ValueError`` if it is another one."""
-    return _in_pem(path, partial(load_pem_private_key, password=None), Ed25519PrivateKey)
-
-
-def sign(folder: Path, key: Ed25519PrivateKey) -> None:
+def sign(folder: Path, key: Any) -> None:
     """Add the signature of the digests to ``run.json``."""
     content = json.loads((folder / RUN_FILE).read_bytes())
     content["signature"] = key.sign(_text(content["sealed"]).encode()).hex()
@@ -70,7 +69,9 @@ def sign(folder: Path, key: Ed25519PrivateKey) -> None:
 
 def verify(folder: Path, public: Path) -> dict[str, Any]:
     """The facts of :func:`sealed_facts`; a ``ValueError`` too if the holder of this key did not sign them."""
-    facts, key = sealed_facts(folder), _in_pem(public, load_pem_public_key, Ed25519PublicKey)
+    from cryptography.exceptions import InvalidSignature
+
+    facts, key = sealed_facts(folder), key_in(public, public=True)
     content = json.loads((folder / RUN_FILE).read_bytes())
     try:
         key.verify(bytes.fromhex(content["signature"]), _text(content["sealed"]).encode())
