@@ -116,7 +116,7 @@ def test_no_process_that_loads_or_that_it_is_a_copy_of_has_the_key_in_its_memory
         secret = run._key._secret
         fetch = fetch_of(run._records.gather, workers=1, ahead=1, to=None, expected=1.0)
         fetch(np.arange(2), iter(()))
-        [worker] = fetch._source._loader._iterator._workers  # pyright: ignore[reportAttributeAccessIssue]
+        [worker] = fetch._source._loader._iterator._workers  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
         copied = Path(f"/proc/{worker.pid}/stat").read_text().rpartition(")")[2].split()[1]  # its parent
         assert int(copied) != os.getpid()
         assert holds(os.getpid(), secret)
