@@ -8,6 +8,7 @@ With --check nothing is written, and the exit code is 1 if the page is out of da
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
 import textwrap
@@ -23,6 +24,10 @@ HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- made by `python -m benchmarks.table` -->", "<!-- end of the table -->"
 RUN_BEGIN, RUN_END = "<!-- runs, made by `python -m benchmarks.table` -->", "<!-- end of the table of runs -->"
+GROWTH_BEGIN, GROWTH_END = (
+    "<!-- growth, made by `python -m benchmarks.table` -->",
+    "<!-- end of the table of growth -->",
+)
 PARTS = ("sample", "load", "clip", "noise", "ledger", "optimizer")
 _NONE = "–"
 
@@ -41,7 +46,9 @@ def updated(text: str) -> str:
     """The text of the page with the tables of the committed results."""
     reports = {report["experiment"]: report for report in read(HERE / "results")}
     text = replaced(text, BEGIN, END, table(reports["targets"]))
-    return replaced(text, RUN_BEGIN, RUN_END, table_of_runs(reports["run"]))
+    text = replaced(text, RUN_BEGIN, RUN_END, table_of_runs(reports["run"]))
+    growth = json.loads((HERE / "results" / "growth.json").read_text(encoding="utf-8"))
+    return replaced(text, GROWTH_BEGIN, GROWTH_END, table_of_growth(growth))
 
 
 def table(report: dict[str, Any]) -> str:
@@ -89,6 +96,16 @@ def table_of_runs(report: dict[str, Any]) -> str:
         best.append(own)
     mean = statistics.geometric_mean(best)
     return "\n".join([*rows, "", f"The quicker run takes {mean:.2f} of plain eager training in the geometric mean."])
+
+
+def table_of_growth(report: dict[str, Any]) -> str:
+    """Milliseconds of a step and seconds to start a run, for each size of what grows."""
+    rows = ["| of | size | start, s | step, ms | plain step, ms |", "|---|---|---|---|---|"]
+    for name, cells in report["cells"].items():
+        for cell in cells:
+            figures = (f"{cell[key]:.2f}" for key in ("start_s", "step_ms", "plain_ms"))
+            rows.append(f"| {' | '.join([name, format(cell['size'], ','), *figures])} |")
+    return "\n".join(rows)
 
 
 def _ratio(value: float | None) -> str:

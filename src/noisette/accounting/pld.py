@@ -10,6 +10,7 @@ from functools import cache, cached_property, partial
 from itertools import pairwise
 
 import numpy as np
+from scipy.optimize import brentq
 from threadpoolctl import ThreadpoolController
 
 from noisette.accounting import privacy_loss
@@ -230,9 +231,15 @@ def least_epsilon(delta_at: Callable[[float], float], delta: float, tolerance: f
         low, high = high, 2 * high
         if high > MOST_EPSILON:
             return math.inf
-    while high - low > tolerance * high:
-        middle = (low + high) / 2
-        low, high = (low, middle) if delta_at(middle) <= delta else (middle, high)
+
+    def excess(epsilon: float) -> float:  # in logarithms, in which it is nearly a line
+        return math.log(min(max(delta_at(epsilon), 1e-300), 1e300) / delta)
+
+    if excess(high) < 0:
+        high = float(brentq(excess, low, high, xtol=tolerance * high / 4, rtol=max(tolerance / 4, 1e-15)))
+        high *= 1 + tolerance
+    while delta_at(high) > delta:
+        high *= 1 + tolerance
     return high
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -14,16 +16,18 @@ from torch.nn.utils.stateless import _reparametrize_module  # pyright: ignore[re
 from torch.overrides import TorchFunctionMode
 
 from noisette import errors as checks
+from noisette.core import vmap
 from noisette.core.backward import per_example_gradients, search, user_hooks_disabled
 from noisette.core.clip import BookKeeping as BookKeeping
 from noisette.core.clip import ClippedSum, Clipping, Engine, Weights, clip_and_sum, group_norms, may_wait, together
 from noisette.core.forms import Dense, ExampleGradients, Operation, with_norms
-from noisette.core.loss import CallAgainError, Loss, Microbatch, ModelBuffers, OutsideTensors
+from noisette.core.loss import CallAgainError, Microbatch, ModelBuffers, OutsideTensors
 from noisette.core.trace import (
     CALL,
     OF_A_CONSTANT,
     ForwardPass,
     LossCall,
+    MakeBlocks,
     Recording,
     kept_from_another_call,
     one_value,
@@ -31,7 +35,7 @@ from noisette.core.trace import (
     recorded,
     tensors_among,
 )
-from noisette.core.trees import leaves, with_leaves
+from noisette.core.trees import leaves, map_leaves, tensors, with_leaves
 from noisette.core.vmap import DRAWN, DRAWS, QUESTIONS, Draws, NotVectorizedError, as_if_compiled
 from noisette.errors import PrivacyError
 
@@ -45,21 +49,14 @@ class OneByOneWarning(UserWarning):
 def says_one_by_one(cause: str) -> str:
     """The warning, given why the loss cannot be vectorised."""
     return (
-        f"{cause} Each example is therefore computed in a call of its own: the sum is the same, and takes as long as "
-        "so many microbatches of one example."
+        f"{cause} Each example is therefore computed in a call of its own, from the outputs of the model on where that "
+        "can be vectorised: the sum is the same, and may take as long as so many microbatches of one example."
     )
 
 
-def clipped_sum_one_by_one(
-    loss: Loss,
-    model: nn.Module,
-    batch: Microbatch,
-    parameters: Mapping[str, Tensor],
-    buffers: ModelBuffers,
-    clipping: Clipping,
-) -> ClippedSum:
+def clipped_sum_one_by_one(call: LossCall, parameters: Mapping[str, Tensor], clipping: Clipping) -> ClippedSum:
     """The clipped sum of a microbatch, by one call of the loss for each example."""
-    parts = (_loss_and_gradients(loss, model, batch, k, parameters, buffers) for k in range(batch.count))
+    parts = (_loss_and_gradients(call, k, parameters) for k in range(call.batch.count))
     return _clipped_in_parts(parts, clipping)
 
 
@@ -72,32 +69,31 @@ def _clipped_in_parts(parts: Iterable[tuple[Tensor, Mapping[str, Tensor]]], clip
 
 
 def _loss_and_gradients(
-    loss: Loss, model: nn.Module, batch: Microbatch, k: int, parameters: Mapping[str, Tensor], buffers: ModelBuffers
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of example k, (1,), and its gradients, (1, *parameter.shape), by name."""
-    draws = Draws(buffers.seed)
+    call: LossCall, k: int, leaves: Mapping[Any, Tensor], own: Sequence[Tensor] = (), begin: Begin = lambda: None
+) -> tuple[Tensor, dict[Any, Tensor]]:
+    """The loss of example k, (1,), and its gradients, (1, *leaf.shape), by name; ``begin`` runs before the loss."""
+    draws = Draws(call.buffers.seed)
     while True:
+        one = call.batch.of_rows([k])
+        begin()
         try:
-            one = batch.of_rows([k])
-            with torch.enable_grad(), as_if_compiled(), buffers.lent(), _OneExample(one.tensors, draws):
-                value = one_value(loss(model, *one.args, **one.kwargs))
+            with torch.enable_grad(), as_if_compiled(), call.buffers.lent(), _OneExample([*one.tensors, *own], draws):
+                value = one_value(call.loss(call.model, *one.args, **one.kwargs))
             break
         except CallAgainError as error:
             draws.share(error.shared)
-    if not value.requires_grad:
-        return value.detach().reshape(1), {}
-    return value.detach().reshape(1), _gradients([value], None, parameters)
+    return value.detach().reshape(1), _gradients([value], None, leaves) if value.requires_grad else {}
 
 
 def _gradients(
-    outputs: Sequence[Tensor], arrived: Sequence[Tensor] | None, parameters: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    """The gradients of one example, (1, *parameter.shape), by name; ``arrived`` are those at the outputs."""
-    with user_hooks_disabled(parameters.values()):
+    outputs: Sequence[Tensor], arrived: Sequence[Tensor] | None, leaves: Mapping[Any, Tensor]
+) -> dict[Any, Tensor]:
+    """The gradients of one example, (1, *leaf.shape), by name; ``arrived`` are those at the outputs."""
+    with user_hooks_disabled(leaves.values()):
         found = torch.autograd.grad(
-            outputs, list(parameters.values()), arrived, allow_unused=True, retain_graph=arrived is not None
+            outputs, list(leaves.values()), arrived, allow_unused=True, retain_graph=arrived is not None
         )
-    named = {name: g for name, g in zip(parameters, found, strict=True) if g is not None}
+    named = {name: g for name, g in zip(leaves, found, strict=True) if g is not None}
     return {name: (g if g.layout is torch.strided else g.to_dense()).unsqueeze(0) for name, g in named.items()}
 
 
@@ -134,9 +130,10 @@ class _OneExample(TorchFunctionMode):
         return output
 
 
-# Calls of the model in a loop that computes losses itself
+# Calls of the model at once, where losses are computed otherwise: in a loop that does it itself, or one by one
 
 Rows = Tensor | list[Tensor]  # of an output, each (1, ...) or ()
+Begin = Callable[[], None]
 
 
 @dataclass(eq=False)
@@ -273,6 +270,119 @@ def _of_row(
     return outputs[0].new_zeros(1), _gradients(outputs, arrived, parameters)
 
 
+def calls_of_loss(
+    call: LossCall, weights: Mapping[str, Tensor], outside: OutsideTensors, public: Iterable[Tensor], blocks: MakeBlocks
+) -> RecordedCall:
+    """The calls of modules until the loss fails in ``vmap``, as one, and the gradients that arrive at their outputs.
+
+    For these gradients the loss is called with each example, and is given its rows of what the modules have returned.
+
+    Guarantee: what arrives at an example's rows is computed from that example, these rows, weights and buffers alone.
+
+    Raises:
+        NotVectorizedError: a module cannot be vectorised, or the losses depend on weights or records otherwise.
+    """
+    model, batch, buffers, modules = call.model, call.batch, call.buffers, list[nn.Module]()
+    copied = partial(map_leaves, lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf)
+
+    def until_it_fails(*args: Any, **kwargs: Any) -> list[Any]:
+        found: list[Any] = []  # the arguments of a call, what it has returned, the arguments of the next one
+        level = vmap.current_level()
+        modules.clear()
+
+        def called(module: nn.Module, *given: Any) -> Any:
+            modules.append(module)
+            found.append(copied(given))  # the loss may write into what it gives and gets
+            held = tensors(given)
+            before = [(id(tensor), tensor._version) for tensor in held]
+            output = module(*given[0], **given[1])
+            if before != [(id(tensor), tensor._version) for tensor in tensors(given)] or vmap.current_level() != level:
+                raise NotVectorizedError("A module writes into its arguments, or is called within torch.func.")
+            found.append(copied(output))
+            return output
+
+        try:
+            with _calls_made_by(called, model):
+                call.loss(model, *args, **kwargs)
+        except Exception as error:
+            is_ours = isinstance(error, PrivacyError | CallAgainError | torch.OutOfMemoryError)
+            if (is_ours and not isinstance(error, NotVectorizedError)) or not found or len(found) % 2:
+                raise  # also where a module fails
+        if any(vmap.is_wrapped(buffer) or buffer._version for buffer in model.buffers()):
+            raise NotVectorizedError("The loss writes into a buffer.")
+        return found
+
+    with vmap.shared_numbers_refused():
+        found, columns, recording = recorded(until_it_fails, model, batch, weights, buffers, outside, public, blocks)
+    entries = iter(zip(leaves(found), columns, strict=True))
+    parts = [[next(entries) for _ in leaves(part)] for part in found]
+    ends = [rows for part in parts[1::2] for _, rows in part if rows is not None]
+    of_one: Any = None  # what a call of a module gives in the example under way
+
+    def gradients_of(k: int) -> dict[Any, Tensor]:
+        returned = [rows[k].detach().requires_grad_(rows.requires_grad) for rows in ends]
+
+        def begin() -> None:
+            nonlocal of_one
+            calls, following = iter(zip(modules, parts[::2], found[1::2], parts[1::2], strict=True)), iter(returned)
+
+            def again(module: nn.Module, *given: Any) -> Any:
+                expected, arguments, output, entries = next(calls)
+                are_rows = all(
+                    now.shape == rows.shape[1:] and torch.allclose(rows[k], now, rtol=1e-3, atol=1e-6, equal_nan=True)
+                    for (_, rows), now in zip(arguments, leaves(given), strict=True)
+                    if rows is not None
+                )
+                if module is not expected or not are_rows:  # as where random numbers that reach it are drawn anew
+                    raise ValueError("the loss calls modules otherwise for one example")
+                values = [leaf if rows is None else next(following).clone() for leaf, rows in entries]
+                return with_leaves(output, values)
+
+            of_one = again
+
+        starts = {n: row for n, row in enumerate(returned) if row.requires_grad}
+        gradients = _loss_and_gradients(call, k, starts | dict(weights), returned, begin)[1]
+        if not starts or gradients.keys() & weights.keys():
+            raise ValueError("the loss uses weights outside of the calls of modules")
+        return gradients
+
+    try:
+        with _calls_made_by(lambda *made: of_one(*made), model):
+            each = [gradients_of(k) for k in range(batch.count)]
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        raise NotVectorizedError("The loss of an example alone makes other calls of modules.") from error
+    reached = {n for of_one in each for n in of_one} or {next(n for n, rows in enumerate(ends) if rows.requires_grad)}
+    gradients = {
+        n: torch.cat([of_one[n] if n in of_one else ends[n].new_zeros(1, *ends[n].shape[1:]) for of_one in each])
+        for n in sorted(reached)
+    }
+    return RecordedCall(batch.count, list(ends), recording, gradients)
+
+
+@contextmanager
+def _calls_made_by(instead: Callable[..., Any], model: nn.Module) -> Iterator[None]:
+    """Within it ``instead(module, args, kwargs)`` is what a call of a module of the model gives outside of others."""
+    own, before, is_inside = set(model.modules()), nn.Module.__call__, False
+
+    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        nonlocal is_inside
+        if is_inside or module not in own:
+            return before(module, *args, **kwargs)
+        is_inside = True
+        try:
+            return instead(module, args, kwargs)
+        finally:
+            is_inside = False
+
+    nn.Module.__call__ = call
+    try:
+        yield
+    finally:
+        nn.Module.__call__ = before
+
+
 # Engines
 
 
@@ -357,7 +467,7 @@ class PerExampleLoop:
     def clipped_sum(self, forward: ForwardPass, parameters: Mapping[str, Tensor], clipping: Clipping) -> ClippedSum:
         call = _call_of(forward)
         with _autocast(call):
-            return clipped_sum_one_by_one(call.loss, call.model, call.batch, parameters, call.buffers, clipping)
+            return clipped_sum_one_by_one(call, parameters, clipping)
 
 
 @dataclass(frozen=True)

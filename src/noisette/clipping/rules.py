@@ -14,7 +14,17 @@ from noisette.core.clip import SMALLEST_BOUND, Count, Group
 
 
 @dataclass(frozen=True)
-class FlatClipping:
+class _OfOneNorm:
+    """A rule that is made from its bound alone."""
+
+    max_grad_norm: float
+
+    def __post_init__(self) -> None:
+        checks.positive(max_grad_norm=self.max_grad_norm)
+
+
+@dataclass(frozen=True)
+class FlatClipping(_OfOneNorm):
     """One norm over all trainable parameters, and one bound: factor min(1, C / norm).
 
     Args:
@@ -26,11 +36,6 @@ class FlatClipping:
     >>> [(group.names, group.bound) for group in FlatClipping(1.0).groups(["w", "b"])]
     [(('w', 'b'), 1.0)]
     """
-
-    max_grad_norm: float
-
-    def __post_init__(self) -> None:
-        checks.positive(max_grad_norm=self.max_grad_norm)
 
     def groups(self, names: Sequence[str]) -> list[Group]:
         return [Group(tuple(names), float(self.max_grad_norm))]
@@ -73,7 +78,7 @@ class GroupwiseClipping:
 
 
 @dataclass(frozen=True)
-class PerLayerClipping:
+class PerLayerClipping(_OfOneNorm):
     """A norm for the parameters of each module, each clipped to C / sqrt(K) where there are K modules.
 
     Args:
@@ -87,11 +92,6 @@ class PerLayerClipping:
     [(('0.weight', '0.bias'), 1.5), (('2.weight',), 1.5), (('scale',), 1.5), (('4.weight',), 1.5)]
     """
 
-    max_grad_norm: float
-
-    def __post_init__(self) -> None:
-        checks.positive(max_grad_norm=self.max_grad_norm)
-
     def groups(self, names: Sequence[str]) -> list[Group]:
         layers: dict[str, list[str]] = {}
         for name in names:
@@ -104,7 +104,7 @@ STABILITY = 0.01  # keeps small gradients smaller than large ones
 
 
 @dataclass(frozen=True)
-class AutomaticClipping:
+class AutomaticClipping(_OfOneNorm):
     """Scale every gradient, small ones too, to nearly the clipping norm C: factor C / (norm + 0.01).
 
     The learning rate then need not be tuned together with C.
@@ -119,11 +119,6 @@ class AutomaticClipping:
     >>> [round(factor, 4) for factor in group.factor(torch.tensor([0.0, 0.01, 1.99])).tolist()]
     [100.0, 50.0, 0.5]
     """
-
-    max_grad_norm: float
-
-    def __post_init__(self) -> None:
-        checks.positive(max_grad_norm=self.max_grad_norm)
 
     def groups(self, names: Sequence[str]) -> list[Group]:
         return [Group(tuple(names), float(self.max_grad_norm), self._factor)]

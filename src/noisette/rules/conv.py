@@ -41,6 +41,7 @@ Plan = TypeVar("Plan")
 
 _WINNERS: dict[Hashable, str] = {}
 _FEW_OPERATIONS = ContextVar("few_operations", default=False)
+operations_are_few = _FEW_OPERATIONS.get  # whether the call is within :func:`few_operations`
 
 
 @contextmanager
@@ -55,11 +56,6 @@ def few_operations() -> Iterator[None]:
         yield
     finally:
         _FEW_OPERATIONS.reset(token)
-
-
-def operations_are_few() -> bool:
-    """Whether the call is within :func:`few_operations`."""
-    return _FEW_OPERATIONS.get()
 
 
 def fastest(key: Hashable, candidates: Mapping[str, Callable[[], object]], device: torch.device) -> str:
@@ -340,13 +336,14 @@ def norm_plans(form: KernelGradients) -> dict[str, Norms]:
     Where operations are few there are at most ``_PARTS`` parts, whose number follows from the shape of an example.
     """
     plans = dict(GRAM_PLANS) if form.has_few_positions else {}
-    plans |= {f"{name}, dropped": (partial(dropped, plan), size) for name, (plan, size) in explicit_plans().items()}
+    for name, (plan, size) in explicit_plans().items():
+        plans[f"{name}, dropped"] = lambda form, plan=plan: written(plan, form).squared_norms(), size
     found: dict[str, Norms] = {}
     for name, (norms, size) in fitting(form, plans).items():
         count = examples_at_once(size, form.factors_size)
         if operations_are_few():
             count = math.ceil(len(form.x) / min(_PARTS, math.ceil(size / (_PART * form.size_of_an_example))))
-        found[name] = _in_parts(norms, count)
+        found[name] = partial(_in_parts, norms, count)
     return found
 
 
@@ -394,19 +391,10 @@ def written(plan: Explicit, form: KernelGradients) -> Dense:
     return Dense(plan(form).view(len(form.x), *form.weight))
 
 
-def dropped(plan: Explicit, form: KernelGradients) -> Tensor:
-    """Squared norms (b,) of explicit gradients, which are dropped."""
-    return written(plan, form).squared_norms()
-
-
-def _in_parts(norms: Norms, count: int) -> Norms:
+def _in_parts(norms: Norms, count: int, form: KernelGradients) -> Tensor:
     """The same norms, computed for this many examples at a time."""
-
-    def over_parts(form: KernelGradients) -> Tensor:
-        found = [norms(part) for part in form.split(count)]
-        return found[0] if len(found) == 1 else torch.cat(found)
-
-    return over_parts
+    found = [norms(part) for part in form.split(count)]
+    return found[0] if len(found) == 1 else torch.cat(found)
 
 
 # The rules

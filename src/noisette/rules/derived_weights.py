@@ -22,6 +22,7 @@ from noisette.core.forms import (
     Dense,
     DerivedWeight,
     ExampleGradients,
+    Key,
     Outer,
     add,
     compact,
@@ -121,32 +122,33 @@ def to_parameters(
     All gradients of one parameter are added before any norm is taken: those of its own uses, of views of it, and of
     other weights derived from it. ``derived`` has how these were computed, by their identity.
     """
-    direct: dict[int, tuple[Tensor, list[tuple[Region, ExampleGradients]]]] = {}
-    views: dict[int, list[tuple[Region, ExampleGradients]]] = {}
-    pending = _add_by_tensor(gradients)
+    direct: dict[Tensor, list[tuple[Region, ExampleGradients]]] = {}  # known by identity, as all tensors are
+    views: dict[Tensor, list[tuple[Region, ExampleGradients]]] = {}
+    pending = list(_added(gradients).items())
     while pending:
         tensor, form = pending.pop(0)
         weight = derived.get(id(tensor))
         if weight is None:
-            direct.setdefault(id(tensor), (tensor, []))[1].append((Region.of(tensor), form))
+            direct.setdefault(tensor, []).append((Region.of(tensor), form))
             continue
         parent = weight.parents[0]
         if len(weight.parents) > 1 or not _is_view(tensor, parent):
             pending += _to_parents(weight, form)
         else:
-            direct.setdefault(id(parent), (parent, []))
-            views.setdefault(id(parent), []).append(_untransposed(Region.of(tensor), form))
-    return [(parameter, _merge(parameter, parts + views.get(key, []))) for key, (parameter, parts) in direct.items()]
+            direct.setdefault(parent, [])
+            views.setdefault(parent, []).append(_untransposed(Region.of(tensor), form))
+    return [(parameter, _merge(parameter, parts + views.get(parameter, []))) for parameter, parts in direct.items()]
 
 
 TO_PARAMETERS.append(to_parameters)
 
 
-def _add_by_tensor(gradients: Sequence[tuple[Tensor, ExampleGradients]]) -> list[tuple[Tensor, ExampleGradients]]:
-    grouped: dict[int, tuple[Tensor, list[ExampleGradients]]] = {}
-    for tensor, form in gradients:
-        grouped.setdefault(id(tensor), (tensor, []))[1].append(form)
-    return [(tensor, add(forms)) for tensor, forms in grouped.values()]
+def _added(gradients: Sequence[tuple[Key, ExampleGradients]]) -> dict[Key, ExampleGradients]:
+    """The sum of the gradients of each tensor or region."""
+    grouped: dict[Key, list[ExampleGradients]] = {}
+    for key, form in gradients:
+        grouped.setdefault(key, []).append(form)
+    return {key: add(forms) for key, forms in grouped.items()}
 
 
 def _untransposed(at: Region, form: ExampleGradients) -> tuple[Region, ExampleGradients]:
@@ -158,10 +160,7 @@ def _untransposed(at: Region, form: ExampleGradients) -> tuple[Region, ExampleGr
 
 def _merge(parameter: Tensor, parts: Sequence[tuple[Region, ExampleGradients]]) -> ExampleGradients:
     """The sum of gradients of the whole parameter and of regions of it; written out where regions overlap."""
-    by_region: dict[Region, list[ExampleGradients]] = {}
-    for at, form in parts:
-        by_region.setdefault(at, []).append(form)
-    slices = tuple((at, add(added)) for at, added in by_region.items())
+    slices = tuple(_added(parts).items())
     if len(slices) == 1 and slices[0][0] == Region.of(parameter):
         return slices[0][1]
     if _disjoint(tuple(at for at, _ in slices)):

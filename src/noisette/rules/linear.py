@@ -202,7 +202,9 @@ def factor_gradients(
     if len(letters) == len(operand.letters) and (form := _outer_products(example, output, others, letters)):
         return form
     gradients = _sum_of_products([output, *others], example + letters)
-    return Dense(_expanded(gradients, letters, operand.letters, operand.tensor.shape))
+    shape = operand.tensor.shape
+    aligned = [n if letter in letters else 1 for letter, n in zip(operand.letters, shape, strict=True)]
+    return Dense(gradients.reshape(-1, *aligned).expand(-1, *shape))
 
 
 def _sizes(factors: Sequence[Factor]) -> dict[str, int]:
@@ -223,12 +225,6 @@ def _without_stretched_axes(factor: Factor, sizes: dict[str, int]) -> Factor:
 def _sum_of_products(factors: Sequence[Factor], letters: str) -> Tensor:
     terms = ",".join(factor.letters for factor in factors)
     return torch.einsum(f"{terms}->{letters}", *(factor.tensor for factor in factors))
-
-
-def _expanded(gradients: Tensor, present: str, letters: str, shape: Sequence[int]) -> Tensor:
-    """Gradients (b, *present letters) expanded to (b, *shape) along the letters on which they do not depend."""
-    aligned = [n if letter in present else 1 for letter, n in zip(letters, shape, strict=True)]
-    return gradients.reshape(-1, *aligned).expand(-1, *shape)
 
 
 def _outer_products(example: str, dy: Factor, others: Sequence[Factor], letters: str) -> GroupedOuter | Outer | None:
@@ -306,10 +302,7 @@ def _of_vector(examples: Examples, dy: Tensor, input: Tensor) -> Dense:
     return Dense(torch.bmm(at_positions, examples.sequences(input.conj())).squeeze(1))
 
 
-@rewrite(Tensor.__rmatmul__)
-def matmul_reflected(input: Tensor, other: Tensor) -> Tensor:
-    """The product other @ input."""
-    return torch.matmul(other, input)
+rewrite(Tensor.__rmatmul__)(lambda input, other: torch.matmul(other, input))
 
 
 @rewrite(torch.einsum)

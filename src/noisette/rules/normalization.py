@@ -159,7 +159,6 @@ def _register(
     arguments of the operation, without scale and shift, for parts of the batch. ``check`` refuses arguments with which
     examples are not independent.
     """
-
     names = tuple(inspect.signature(operation).parameters)
 
     def affine(operand: str, examples: Examples, dy: Tensor, *given: Any, **named: Any) -> ExampleGradients:

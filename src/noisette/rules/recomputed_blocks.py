@@ -73,7 +73,10 @@ def repeatable(record: Callable[[], ForwardPass], tensors: Sequence[Tensor]) -> 
     return replace(record(), repeat=again)
 
 
-_Function = Callable[..., Any]
+_DIFFERS = (
+    "a function in torch.utils.checkpoint did not do the same when it was recomputed; it must depend on nothing but "
+    "its arguments, the weights and torch's random numbers"
+)
 
 
 class _Saved:
@@ -102,7 +105,7 @@ class Blocks:
         self._recorder = recorder
         self._inside = False  # of a block: a block within it is part of it
 
-    def __call__(self, function: _Function, *options: Any, **keywords: Any) -> Iterator[None]:
+    def __call__(self, function: Callable[..., Any], *options: Any, **keywords: Any) -> Iterator[None]:
         """What ``torch.utils.checkpoint`` does before a function runs, and after it.
 
         Options come first: the random state's, the contexts', three others; then the arguments of the function.
@@ -169,13 +172,13 @@ class _Block:
         def fill(tensor: Tensor) -> None:
             place = next(saved, None)
             if place is None:
-                raise _differs()
+                raise PrivacyError(_DIFFERS)
             if (holder := place()) is not None:
                 holder.tensor = tensor.detach()
 
         uses = call.again(fill)
         if next(saved, None) is not None or (self._uses and len(uses) != self._uses):
-            raise _differs()
+            raise PrivacyError(_DIFFERS)
         if self._uses:
             self._recomputed = dict(enumerate(uses))
 
@@ -184,7 +187,7 @@ class _Call:
     """A function, its arguments, and what else its values follow from."""
 
     def __init__(
-        self, recorder: Recorder, function: _Function, args: tuple[Any, ...], keywords: Mapping[str, Any]
+        self, recorder: Recorder, function: Callable[..., Any], args: tuple[Any, ...], keywords: Mapping[str, Any]
     ) -> None:
         self._recorder = recorder
         self._function = partial(function, *args, **keywords)
@@ -209,10 +212,3 @@ class _Call:
 
 def _refuse(nothing: None) -> Tensor:
     raise PrivacyError("a checkpointed function takes gradients itself, so it cannot be recomputed")
-
-
-def _differs() -> PrivacyError:
-    return PrivacyError(
-        "a function in torch.utils.checkpoint did not do the same when it was recomputed; it must depend on nothing "
-        "but its arguments, the weights and torch's random numbers"
-    )

@@ -50,9 +50,9 @@ class KnownStates:
         return tensor.detach().transpose(0, 1).to(self.w_hh.dtype)
 
     def connected(self, gradients: Backward, values: Sequence[Tensor], *projected: Tensor) -> tuple[Tensor, ...]:
-        """The values with this backward pass."""
-        sources = (self.z, self.a, *projected, *self.states)
-        return _connect(gradients, values, (self.w_hh, self.w_hr), sources)
+        """The values with this backward pass, as functions of z, a, the product of a projection and the states."""
+        weights = [weight.detach() for weight in (self.w_hh, self.w_hr) if weight is not None]
+        return _StatesFunction.apply(gradients, values, weights, self.z, self.a, *projected, *self.states)
 
 
 # Of the weights W_hh and, of a projection, W_hr, and the gradients that arrive at the values: gradients at z, a, the
@@ -78,13 +78,6 @@ class _StatesFunction(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise RuntimeError("a recorded recurrent layer has no second derivatives; take steps by a cell instead")
         return None, None, None, *ctx.gradients(ctx.saved_tensors, dy)
-
-
-def _connect(
-    gradients: Backward, values: Sequence[Tensor], weights: Sequence[Tensor | None], sources: Sequence[Tensor]
-) -> tuple[Tensor, ...]:
-    """Known values as functions of z, a, the product of a projection and the states before the first step."""
-    return _StatesFunction.apply(gradients, values, [w.detach() for w in weights if w is not None], *sources)
 
 
 def tanh(known: KnownStates) -> tuple[Tensor, ...]:
@@ -362,6 +355,22 @@ class _Kind:
         output = x if batch_first else x.transpose(0, 1).contiguous()
         return output, *(torch.stack(states) for states in zip(*final, strict=True))
 
+    def cell(
+        self,
+        input: Tensor,
+        hx: Tensor | Sequence[Tensor],
+        w_ih: Tensor,
+        w_hh: Tensor,
+        b_ih: Tensor | None = None,
+        b_hh: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, ...]:
+        """One step of a layer, from its states: h, for an LSTM also c."""
+        h, *others = (hx,) if isinstance(hx, Tensor) else hx
+        x, h = _as_data(input, h)
+        z, a = F.linear(x, w_ih, b_ih), F.linear(h, w_hh, b_hh)
+        after = self.step((z + a,) if self.is_of_sum else (z, a), (h, *others))
+        return after[0] if isinstance(hx, Tensor) else after
+
     def _with_known_states(
         self, x: Tensor, states: list[Tensor], weights: LayerWeights, batch_first: bool
     ) -> tuple[Tensor, ...]:
@@ -386,11 +395,10 @@ class _Kind:
         with torch.no_grad():
             before = torch.cat([states[0].unsqueeze(1), values[0][:, :-1]], 1)
             unprojected = torch.stack([one.after[0].detach() for one in steps], 1)
-        products = [F.linear(x, weights.w_ih, weights.b_ih), F.linear(before, weights.w_hh, weights.b_hh)]
-        if weights.w_hr is not None:
-            products.append(F.linear(unprojected, weights.w_hr))
-        gradients = partial(_back_through, steps, values[0])
-        return _connect(gradients, values, (weights.w_hh, weights.w_hr), (*products, *states))
+        z, a = F.linear(x, weights.w_ih, weights.b_ih), F.linear(before, weights.w_hh, weights.b_hh)
+        projected = () if weights.w_hr is None else (F.linear(unprojected, weights.w_hr),)
+        known = KnownStates(z, a, before, states, values[0], weights.w_hh, weights.w_hr)
+        return known.connected(partial(_back_through, steps, values[0]), values, *projected)
 
 
 def _lstm_step(products: Sequence[Tensor], states: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -407,59 +415,14 @@ def _gru_step(products: Sequence[Tensor], states: Sequence[Tensor]) -> tuple[Ten
     return (n + (z_u + a_u).sigmoid() * (states[0] - n),)
 
 
-rewrite(torch.rnn_tanh)(_Kind(torch.rnn_tanh, tanh, lambda products, _: (torch.tanh(products[0]),)).layers)
-rewrite(torch.rnn_relu)(_Kind(torch.rnn_relu, relu, lambda products, _: (torch.relu(products[0]),)).layers)
-rewrite(torch.lstm)(_Kind(torch.lstm, lstm, _lstm_step).layers)
-rewrite(torch.gru)(_Kind(torch.gru, gru, _gru_step, is_of_sum=False).layers)
-
-
-def _simple_cell(
-    activation: Callable[[Tensor], Tensor],
-    input: Tensor,
-    hx: Tensor,
-    w_ih: Tensor,
-    w_hh: Tensor,
-    b_ih: Tensor | None = None,
-    b_hh: Tensor | None = None,
-) -> Tensor:
-    """h' = activation(z + a)."""
-    z, a, _ = _products(input, hx, w_ih, w_hh, b_ih, b_hh)
-    return activation(z + a)
-
-
-rewrite(torch.rnn_tanh_cell)(partial(_simple_cell, torch.tanh))
-rewrite(torch.rnn_relu_cell)(partial(_simple_cell, torch.relu))
-
-
-@rewrite(torch.lstm_cell)
-def lstm_cell(
-    input: Tensor,
-    hx: Sequence[Tensor],
-    w_ih: Tensor,
-    w_hh: Tensor,
-    b_ih: Tensor | None = None,
-    b_hh: Tensor | None = None,
-) -> tuple[Tensor, ...]:
-    """A cell with the states h and c."""
-    z, a, h = _products(input, hx[0], w_ih, w_hh, b_ih, b_hh)
-    return _lstm_step((z + a,), (h, hx[1]))
-
-
-@rewrite(torch.gru_cell)
-def gru_cell(
-    input: Tensor, hx: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
-) -> Tensor:
-    """A cell with the state h."""
-    z, a, h = _products(input, hx, w_ih, w_hh, b_ih, b_hh)
-    return _gru_step((z, a), (h,))[0]
-
-
-def _products(
-    input: Tensor, h: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None, b_hh: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The two products z and a of a cell, (b, gates), and its state h."""
-    x, h = _as_data(input, h)
-    return F.linear(x, w_ih, b_ih), F.linear(h, w_hh, b_hh), h
+for _layer, _cell, _kind in (
+    (torch.rnn_tanh, torch.rnn_tanh_cell, _Kind(torch.rnn_tanh, tanh, lambda products, _: (torch.tanh(products[0]),))),
+    (torch.rnn_relu, torch.rnn_relu_cell, _Kind(torch.rnn_relu, relu, lambda products, _: (torch.relu(products[0]),))),
+    (torch.lstm, torch.lstm_cell, _Kind(torch.lstm, lstm, _lstm_step)),
+    (torch.gru, torch.gru_cell, _Kind(torch.gru, gru, _gru_step, is_of_sum=False)),
+):
+    rewrite(_layer)(_kind.layers)
+    rewrite(_cell)(_kind.cell)
 
 
 def _as_data(*tensors: Tensor) -> list[Tensor]:

@@ -105,13 +105,14 @@ def _compare(
     """Compare an operation and the rule of an operand with calls for each example alone and autograd."""
     rule = find_rule(func, operand)
     assert rule is not None
+    described = f"{operation_name(func)}, for which noisette.rule has registered a rule,"
     with torch._C.DisableTorchFunction(), torch.enable_grad():  # nothing here is a part of the loss
         values = [_clamped(value) for value in values]
         weight = values[place] = values[place].requires_grad_()
         given, by_name = tree_unflatten(values, tree)
         output = func(*given, **by_name)
         if not isinstance(output, Tensor) or len(output) != b:
-            raise PrivacyError(f"{_described(func)} must return one tensor with the examples on its first axis")
+            raise PrivacyError(f"{described} must return one tensor with the examples on its first axis")
         # Not the gradient of the losses, which may be zero where the rule is wrong.
         dy = torch.randn(output.shape, generator=torch.Generator().manual_seed(0)).to(output)
         alone: list[Tensor] = []
@@ -125,7 +126,7 @@ def _compare(
         scale = float(output.detach().abs().max()) if output.numel() else 0.0
         if not torch.allclose(output, torch.stack(alone), rtol=0, atol=tolerance * scale):
             raise PrivacyError(
-                f"{_described(func)} gives another output for all examples together than for each alone: it must keep "
+                f"{described} gives another output for all examples together than for each alone: it must keep "
                 "the rows of the first axis apart"
             )
         name = f"{rule.__module__}.{operation_name(rule)}"
@@ -143,10 +144,6 @@ def _compare(
             f"autograd by {error:.3g} of the gradient's norm, so clipping by it would not bound the gradient; correct "
             "it, or leave it out: operations without a rule run in torch.func.vmap"
         )
-
-
-def _described(func: Operation) -> str:
-    return f"{operation_name(func)}, for which noisette.rule has registered a rule,"
 
 
 def _clamped(value: Any) -> Any:

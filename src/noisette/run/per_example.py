@@ -24,9 +24,9 @@ from noisette.core.backward import UncoveredError, user_hooks_disabled
 from noisette.core.clip import BookKeeping, ClippedSum, Clipping, ClippingRule, Engine, Group, clipping_of, together
 from noisette.core.loss import Loss, Microbatch, ModelBuffers, OutsideTensors, Unwrapped
 from noisette.core.release import BoundedSum, Stateful
-from noisette.core.trace import record_losses
+from noisette.core.trace import LossCall, record_losses
 from noisette.core.vmap import ExamplesDisagreeError, NotVectorizedError, shared_numbers_refused
-from noisette.errors import PrivacyError
+from noisette.errors import MissingRuleError, PrivacyError
 from noisette.ranks import Alone, AnyRanks, in_step
 from noisette.ranks.process_group import canonical_parameters
 from noisette.ranks.shards import Shards, local
@@ -116,6 +116,7 @@ class PerExampleClip:
         self._still_to_come = 1.0  # how many times the work so far is still to come
         self._known_losses: set[object] = set()  # by their code: called once, so that it is known what they draw
         self._is_one_by_one = False  # the loss cannot be vectorised
+        self._may_call_model_at_once = not getattr(self.engine, "computes_again", False)  # though the loss may not be
         self._is_first = True  # no microbatch has been added yet
         self._skips_errors = errors == "skip"
         self._tried = self._failed = 0  # examples so far, and those whose loss has raised
@@ -348,9 +349,20 @@ class PerExampleClip:
 
                 warnings.warn(says_one_by_one(cause), OneByOneWarning, stacklevel=4)  # as an error, it has its cause
                 self._is_one_by_one = not groups or microbatch.count > _FEW
-        from noisette.clipping.engines import clipped_sum_one_by_one
+                self._may_call_model_at_once &= isinstance(error, NotVectorizedError)
+        from noisette.clipping.engines import calls_of_loss, clipped_sum_of, clipped_sum_one_by_one
 
-        return clipped_sum_one_by_one(loss, self.model, microbatch, self._trained(), self.buffers, clipping)
+        call, trained = LossCall(loss, self.model, microbatch, self.buffers, {}), self._trained()
+        if self._may_call_model_at_once:
+            try:
+                calls = calls_of_loss(call, trained, self._outside, public, Blocks)
+                with _without_autocast(microbatch.tensors[0].device.type):
+                    return clipped_sum_of([calls], 1, self.engine, trained, clipping)
+            except (NotVectorizedError, MissingRuleError, NotImplementedError):
+                microbatch.check_unwritten()
+        found = clipped_sum_one_by_one(call, trained, clipping)
+        self._may_call_model_at_once = False
+        return found
 
     def _step(
         self, loss: Loss, microbatch: Microbatch, clipping: Clipping, public: tuple[Tensor, ...], *, once: bool
