@@ -13,10 +13,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 from noisette import Ledger, PerExampleClip, PrivateRun, Ranks
 from noisette.core.batches import PoissonSampler
 from noisette.core.noise import GaussianNoise
+from noisette.ranks.shards import Shards
 from process_group import Outcome, alone, on_ranks
 from ranks_loop import RECORDS, TERMS, network, records
 from small_loop import loss, start
@@ -34,10 +37,19 @@ PLACES: dict[str, tuple[type, str]] = {
     "in the noise": (GaussianNoise, "add_"),
     "behind the release": (PrivateRun, "_after_step"),
 }
+PLACES_OF_SHARDS: dict[str, tuple[type, str]] = {
+    "before shards are gathered": (Shards, "gathered"),
+    "before shards are summed": (Shards, "land"),
+    "before shards are saved": (DTensor, "full_tensor"),
+}
 
 
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def stop() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def hang() -> None:
@@ -55,7 +67,7 @@ def run_out_of_memory() -> None:
 @contextmanager
 def struck(place: str, rank: int, strike: Callable[[], None], *, at: int) -> Iterator[None]:
     """Within it this rank is struck when it comes to a place for the ``at``-th time."""
-    (kind, name), after = PLACES[place], place.startswith("after ")
+    (kind, name), after = (PLACES | PLACES_OF_SHARDS)[place], place.startswith("after ")
     with pytest.MonkeyPatch.context() as patch:
         whole, calls = getattr(kind, name), []
 
@@ -78,8 +90,10 @@ def train(folder: Path, place: str, victim: int, strike: Callable[[], None], tim
     """
     with struck(place, victim, strike, at=3):
         declared = {"sampling_rate": 0.3, "expected_batch_size": 0.3 * RECORDS} | TERMS | {"steps": STEPS}
-        ledger, ranks = folder / "ledger.jsonl", Ranks(timeout=timeout)
-        with start(network(), records(), ledger=ledger, ranks=ranks, **declared) as run:
+        ledger, ranks, model = folder / "ledger.jsonl", Ranks(timeout=timeout), network()
+        if place in PLACES_OF_SHARDS:
+            fully_shard(model)
+        with start(model, records(), ledger=ledger, ranks=ranks, **declared) as run:
             run.save(folder / "checkpoint")  # a rank may be struck in its first step
             return go_on(run, folder)
 
@@ -116,7 +130,7 @@ def spent(folder: Path) -> int:
 
 def released(folder: Path) -> int:
     """The largest number of steps that a rank has released."""
-    return max(len(path.read_bytes()) for path in folder.glob("released-*"))
+    return max((len(path.read_bytes()) for path in folder.glob("released-*")), default=0)
 
 
 def check_stopped(outcomes: list[Outcome], victim: int) -> None:
@@ -148,6 +162,26 @@ def test_a_rank_that_hangs_is_waited_for_until_the_timeout(tmp_path: Path) -> No
     assert time.monotonic() - begun < 4 * TIMEOUT
     check_stopped(outcomes, 1)
     assert "did not come within" in outcomes[0].text
+    assert released(tmp_path) <= spent(tmp_path)
+
+
+STRUCK_SHARDS = [(place, strike) for place in PLACES_OF_SHARDS for strike in (stop, die)]
+QUICK_SHARDS = {("before shards are gathered", die), ("before shards are summed", stop)}
+
+
+@pytest.mark.parametrize(
+    ("place", "strike"),
+    [pytest.param(*c, marks=() if c in QUICK_SHARDS else pytest.mark.slow) for c in STRUCK_SHARDS],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_a_rank_of_a_sharded_model_is_waited_for_until_the_timeout(
+    place: str, strike: Callable[[], None], tmp_path: Path
+) -> None:
+    """Their own process group waits for half an hour, longer than ``on_ranks``."""
+    outcomes = on_ranks(2, train, tmp_path, place, 1, strike, TIMEOUT if strike is stop else PATIENCE, hanging=1)
+    check_stopped(outcomes, 1)
+    assert "rank 0 met no answer at the " in outcomes[0].text
+    assert "start the run again from its checkpoint" in outcomes[0].text
     assert released(tmp_path) <= spent(tmp_path)
 
 

@@ -6,19 +6,35 @@ import itertools
 import os
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.utils.data import TensorDataset
 
-from noisette import Alone, PerExampleClip, PrivacyError
+from noisette import Alone, OwnRecords, PerExampleClip, PrivacyError, PrivateRun, Ranks
 from noisette.ranks import ranks_of
 from noisette.ranks.process_group import canonical_parameters
+from noisette.run import checkpoint
 from process_group import alone, on_ranks
-from ranks_loop import DIFFERENCES, Course, components, differ, drawn_words, take_steps
+from ranks_loop import (
+    DIFFERENCES,
+    RECORDS,
+    TERMS,
+    Course,
+    components,
+    differ,
+    drawn_words,
+    network,
+    records,
+    take_steps,
+)
+from small_loop import start
 
 
 def differences(course: Course, truth: Course) -> list[float]:
@@ -114,6 +130,61 @@ def test_a_record_that_two_ranks_hold_is_refused(second: tuple[int, slice], said
     for outcome in on_ranks(2, partial(take_steps, parts=[(0, slice(0, 30)), second])):
         assert outcome.error == "PrivacyError"
         assert said in outcome.text
+
+
+class Varying(TensorDataset):
+    """Gives another value each time, as with random augmentation."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        x, y = super().__getitem__(index)
+        return x + torch.randn_like(x), y
+
+
+def start_slowly() -> None:
+    """Start a run of which each rank takes longer to digest its records than ranks wait for each other."""
+    whole = checkpoint._digest_of_dataset
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "_digest_of_dataset", lambda *args: time.sleep(6) or whole(*args))
+        start(
+            network(), records(), ranks=Ranks(timeout=4), sampling_rate=0.3, expected_batch_size=18.0, **TERMS
+        ).close()
+
+
+def own_parts(ends: list[int], change: float = 0.0, kind: type[TensorDataset] = TensorDataset) -> OwnRecords:
+    """The part of this rank, which ends there, of records that are moved by ``change``."""
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    first, (x, y) = [0, *ends][rank], records()
+    return OwnRecords(kind(x[first : ends[rank]] + change, y[first : ends[rank]]), first=first, of=RECORDS)
+
+
+def start_and_save(folder: Path, kind: type[TensorDataset]) -> None:
+    declared = {"sampling_rate": 0.3, "expected_batch_size": 18.0, "ledger": folder / "ledger.jsonl", **TERMS}
+    with start(network(), own_parts([20, 60], kind=kind), **declared) as run:
+        run.save(folder / "checkpoint")
+
+
+def resume(folder: Path, ends: list[int], change: float, kind: type[TensorDataset]) -> int:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = own_parts(ends, change, kind)
+    with PrivateRun.resume(folder / "checkpoint", PerExampleClip(model, 0.5), optimizer, data) as run:
+        return run.steps_left
+
+
+def test_no_rank_waits_while_another_one_digests_records() -> None:
+    assert all(outcome.value is None for outcome in on_ranks(2, start_slowly))
+
+
+@pytest.mark.parametrize("kind", [TensorDataset, Varying])
+def test_a_resumed_run_knows_parts_of_records_however_they_are_divided(
+    kind: type[TensorDataset], tmp_path: Path
+) -> None:
+    assert [outcome.value for outcome in on_ranks(2, start_and_save, tmp_path, kind)] == [None, None]
+    if kind is TensorDataset:
+        for outcome in on_ranks(2, resume, tmp_path, [20, 60], 1.0, kind):
+            assert outcome.error == "ValueError"
+            assert "not the one that the run began with" in outcome.text
+    assert {outcome.value for outcome in on_ranks(3, resume, tmp_path, [10, 35, 60], 0.0, kind)} == {TERMS["steps"]}
 
 
 class OptimizedModule(nn.Module):

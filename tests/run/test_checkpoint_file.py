@@ -8,6 +8,7 @@ import math
 import os
 import pickle
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +233,21 @@ def test_other_records_are_not(mine: Any, other: Any) -> None:
     known = Fingerprint.of(mine)
     assert known.fits(mine)
     assert not known.fits(other)
+
+
+@pytest.mark.parametrize("name", [name for name in OTHER if name != "last byte"])
+def test_of_much_data_drawn_rows_are_digested(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_file, "_LARGE", 100)
+    test_other_records_are_not(*OTHER[name])
+    assert not Fingerprint.of(X).fits(X[:-1])
+
+
+def test_a_large_file_is_not_read_to_its_end(tmp_path: Path) -> None:
+    """It has 64 GiB of which the disk holds nothing: to digest them takes a minute and more."""
+    x = np.memmap(tmp_path / "x", dtype=np.float32, mode="w+", shape=(2**24, 1024))
+    begun = time.process_time()
+    assert Fingerprint.of((x, Y)).fits((x, Y))
+    assert time.process_time() - begun < 5
 
 
 def test_what_is_computed_from_records_is_known_by_them() -> None:

@@ -7,6 +7,7 @@ import pickle
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,32 @@ def test_processes_get_no_key() -> None:
             pickle.dumps(run._sampler)
         with pytest.raises(TypeError, match="never pickled"):
             pickle.dumps([SecretKey()])
+
+
+def holds(pid: int, secret: bytes) -> bool:
+    """Whether the memory that a process can write to holds these bytes."""
+    with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+        for start, end in (line.split()[0].split("-") for line in maps if line.split()[1].startswith("rw")):
+            memory.seek(int(start, 16))
+            with suppress(OSError):
+                if secret in memory.read(int(end, 16) - int(start, 16)):
+                    return True
+    return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="memory of other processes is read as on Linux")
+def test_no_process_that_loads_or_that_it_is_a_copy_of_has_the_key_in_its_memory() -> None:
+    with run_on(Decoded()) as run:
+        secret = run._key._secret
+        fetch = fetch_of(run._records.gather, workers=1, ahead=1, to=None, expected=1.0)
+        fetch(np.arange(2), iter(()))
+        [worker] = fetch._source._loader._iterator._workers  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
+        copied = Path(f"/proc/{worker.pid}/stat").read_text().rpartition(")")[2].split()[1]  # its parent
+        assert int(copied) != os.getpid()
+        assert holds(os.getpid(), secret)
+        assert not holds(worker.pid, secret)
+        assert not holds(int(copied), secret)
+        fetch.close()
 
 
 class Drawn:

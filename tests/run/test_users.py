@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+import tracemalloc
 from itertools import combinations
 from typing import Any
 
@@ -51,6 +53,25 @@ def test_ids_of_all_kinds(given: str) -> None:
     assert Users(ids, most_records=2).numbers(dataset, 6).tolist() == EXPECTED
 
 
+@pytest.mark.parametrize("kind", [np.int64, np.uint8, "S7", "U7"])
+def test_ids_in_arrays_are_numbered_in_the_order_of_their_first_records(kind: Any) -> None:
+    ids = np.random.default_rng(0).integers(0, 200, 5000).astype(kind)
+    assert Users(ids, 1).numbers(None, 5000).tolist() == Users(ids.tolist(), 1).numbers(None, 5000).tolist()
+    assert len(Users(ids[:0], 1).numbers(None, 0)) == 0
+
+
+def test_ids_of_a_million_records_take_seconds_and_little_memory() -> None:
+    """At most as much as five arrays of numbers; a list of Python values takes twelve."""
+    ids = np.random.default_rng(0).integers(0, 100_000, 1_000_000)
+    tracemalloc.start()
+    begun = time.process_time()
+    Users(ids, 1).numbers(None, len(ids))
+    took, most = time.process_time() - begun, tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert took < 2
+    assert most < 5 * ids.nbytes
+
+
 class Person:
     pass
 
@@ -62,6 +83,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "nan": ([1.0, NAN, 2.0, NAN, 1.0, 1.0], r"2 records have no user \(index 1, 3\)"),
     "no time": (np.array([1, 2, "NaT", 1, 1, 1], dtype="M8[ns]"), "1 records have no user"),
     "masked": (np.ma.masked_equal([1, 2, 3, 1, 1, 1], 3), r"no user \(index 2\)"),
+    "blank in an array": (np.array(["a", " ", "b", "", "a", "a"]), r"2 records have no user \(index 1, 3\)"),
     "blank": (["a", " ", "b", "", "a", "a"], r"2 records have no user \(index 1, 3\)"),
     "lists": ([[1]] * 6, "is a list, which is not compared by value"),
     "objects": ([Person()] * 6, "is a Person"),

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from command_line import facts, noisette, reseal, train
 from noisette.audit.audited_run import AuditedRun
@@ -74,6 +76,41 @@ CHANGES: dict[str, Callable[[Path], object]] = {
     "ledger.jsonl": shorten,
     "ledger.jsonl, line 1": lambda run: flip_a_bit(run / "ledger.jsonl", 0),
 }
+
+
+def keys(folder: Path) -> tuple[Path, Path]:
+    """The files of a private and a public key."""
+    key, kind = Ed25519PrivateKey.generate(), serialization.PublicFormat.SubjectPublicKeyInfo
+    pem, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    (folder / "key.pem").write_bytes(key.private_bytes(pem, form, serialization.NoEncryption()))
+    (folder / "public.pem").write_bytes(key.public_key().public_bytes(pem, kind))
+    return folder / "key.pem", folder / "public.pem"
+
+
+def test_a_run_is_signed_and_verified_without_its_records(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text(ROWS)
+    own, public = keys(tmp_path)
+    begin = "--data", tmp_path / "rows.csv", *OPTIONS, "--out", tmp_path / "run"
+    assert "holds no private Ed25519 key" in train(*begin, "--sign", public).output
+    assert not list(tmp_path.glob("run*")), "it has trained first"
+    assert train(*begin, "--sign", own).exit_code == 0
+    rows = (tmp_path / "rows.csv").rename(tmp_path / "others.csv")
+    run, verified = tmp_path / "run", ("ledger", "verify", tmp_path / "run", "--key")
+    said = noisette(*verified, public)
+    assert (said.exit_code, "unchanged since\n" in said.output) == (0, True), said.output
+    for command in (("predict", run, rows), *list(commands(run))[1:]):
+        assert "there; check it by: noisette ledger verify" in noisette(*command).output
+    assert noisette("ledger", "charge", run, "--zcdp", 0.1, "--tool", "x").exit_code == 0
+    assert "came later are not signed" in noisette(*verified, public).output
+    (other := tmp_path / "other").mkdir()
+    assert "another key or another run" in noisette(*verified, keys(other)[1]).output
+    reseal(run, {key: value for key, value in facts(run).items() if key != "signature"} | {"epsilon": 0.1})
+    assert "is not signed" in noisette(*verified, public).output
+    assert "signature: none" in noisette("predict", run, rows).output
+    signature = facts(run) | {"signature": "00" * 64}
+    (run / "run.json").write_text(json.dumps(signature))
+    refused = noisette(*verified, public)
+    assert (refused.exit_code, "another key or another run" in refused.output) == (2, True)
 
 
 def reseal_nothing(run: Path, **changed: object) -> None:

@@ -15,6 +15,7 @@ from noisette import errors as checks
 from noisette.accounting import atomic_files
 from noisette.cli.options import INTERRUPTED, DataDir, RunModel, flag, option, plain_errors
 from noisette.training import keep_freed_memory
+from noisette.training.finished_run import sealed_facts, signature_in_words
 from noisette.training.run_folder import in_words, unfinished_runs
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ def _audited(place: Path, data_dir: Path | None, model: str | None) -> AuditedRu
     from noisette.training.recipe import Recipe, load_data
 
     if place.is_dir():
+        typer.echo(f"signature: {signature_in_words(sealed_facts(place))}", err=True)
         return AuditedRun.of_run(place, model)
     if model is not None:
         raise ValueError("a recipe names its model itself; --model is for the folder of a run")

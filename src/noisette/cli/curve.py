@@ -43,8 +43,9 @@ def curve(
     trains.command()(train)
     given = typer.main.get_command(trains).make_context(str(context.info_name), list(context.args))
     of_train = cast(typer.Context, given)
-    if of_train.params["resume"] or of_train.params["without_privacy"]:
-        raise ValueError("a curve begins its runs, one of them without privacy; leave out --resume, --without-privacy")
+    if any(of_train.params[name] for name in ("resume", "without_privacy", "sign")):
+        others = "--resume, --without-privacy and --sign"
+        raise ValueError(f"a curve begins its runs, one of them without privacy, and signs none; leave out {others}")
     run = settled(of_train)
     place = out or run.out.with_name(f"{run.out.name}-curve")
     if place.exists():

@@ -151,15 +151,15 @@ def charge(
         typer.echo(f"{path}: recorded {times:,} × {in_words(event)} on data set {ledger.dataset!r}")
 
 
-def _read(place: Path) -> tuple[Path, Ledger]:
-    from noisette.training.finished_run import sealed_facts
+def _read(place: Path) -> tuple[Path, Ledger, dict[str, str]]:
+    """The path of a ledger, what it holds, and whether the run beside it is signed, if one has ended there."""
+    from noisette.training.finished_run import sealed_facts, signature_in_words
 
     path = ledger_at(place)
     if not path.exists():
         raise ValueError(f"there is no ledger at {path}; give the folder of a run, or its {LEDGER_FILE}")
-    if (path.parent / "run.json").is_file():
-        sealed_facts(path.parent)
-    return path, Ledger.read(path)
+    signed = (path.parent / "run.json").is_file() and {"signature": signature_in_words(sealed_facts(path.parent))}
+    return path, Ledger.read(path), signed or {}
 
 
 @ledger.command()
@@ -169,11 +169,11 @@ def show(place: Place, *, as_json: options.AsJson = False) -> None:
 
     Example: noisette ledger show run
     """
-    path, read = _read(place)
+    path, read, signature = _read(place)
     relations = sorted({event.relation for event in read.events})
     if as_json:
         mechanisms = [facts_of(event) | tally._asdict() | {"paid": tally.paid} for event, tally in read.tallies.items()]
-        facts = {"ledger": str(path), "dataset": read.dataset, "neighbouring": relations, "head": read.head}
+        facts = {"ledger": str(path), "dataset": read.dataset, "neighbouring": relations, "head": read.head} | signature
         typer.echo(json.dumps(facts | {"mechanisms": mechanisms}))
         return
     table = Table("mechanism", box=None, pad_edge=False, header_style="bold")
@@ -182,7 +182,7 @@ def show(place: Place, *, as_json: options.AsJson = False) -> None:
     for event, tally in read.tallies.items():
         table.add_row(in_words(event), *(f"{number:,}" if number else "" for number in (*tally, tally.paid)))
     below = [("neighbouring", "; ".join(relations) or "no releases"), ("head", read.head or "no line yet")]
-    _print(table, [("data set", read.dataset), *below])
+    _print(table, [("data set", read.dataset), *below, *signature.items()])
 
 
 def _print(table: Table, below: Sequence[tuple[str, str]]) -> None:
@@ -227,7 +227,7 @@ def price(
         checks.open_fraction(delta=delta)
     if group_size > 1 and records_per_user is not None:
         raise ValueError("give group_size or records_per_user, not both")
-    path, read = _read(place)
+    path, read, signature = _read(place)
     delta = _delta_of_run(path) if delta is None else delta
     events, left, declarations = read.events, delta - NOISE_TAIL, len(read.declarations)
     neighbouring = Neighbouring.ADD_OR_REMOVE_USER
@@ -266,7 +266,7 @@ def price(
             "declarations": declarations,
             "whatever_was_chosen": json_number(adaptive) if isinstance(adaptive, float) else adaptive,
         }
-        typer.echo(json.dumps(facts))
+        typer.echo(json.dumps(facts | signature))
         return
     table = Table("accountant", "epsilon", "", box=None, pad_edge=False, header_style="bold")
     rows = [(name, value, ACCOUNTANTS[name].description) for name, value in found.items()]
@@ -283,7 +283,25 @@ def price(
         below.append(("", f"the end of the noise's tail may take {NOISE_TAIL:g} of delta, so give a larger one"))
     elif math.inf in epsilons.values():
         below.append(("", "inf: there is no guarantee at this delta, because noise is too small or amounts too large"))
-    _print(table, [*below, ("neighbouring", relation), ("data set", read.dataset)])
+    _print(table, [*below, ("neighbouring", relation), ("data set", read.dataset), *signature.items()])
+
+
+@ledger.command()
+@plain_errors()
+def verify(
+    place: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.", show_default=False)],
+    key: Annotated[Path, options.option("PUBLIC.pem", "The public Ed25519 key of who trained the model.")],
+) -> None:
+    """Check, without the data, that a run folder is as it was signed by `noisette train --sign`.
+
+    Example: noisette ledger verify run --key public.pem
+    """
+    from noisette.training.finished_run import verify
+
+    facts = verify(place, key)
+    grown = facts["private"] and Ledger.read(place / LEDGER_FILE).head != facts["ledger_head"]
+    later = "; lines of its ledger that came later are not signed" if grown else ""
+    typer.echo(f"{place}: signed with this key, and unchanged since{later}")
 
 
 def _delta_of_run(ledger: Path) -> float:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from noisette.cli.options import RunModel, listed, option, plain_errors
-from noisette.training.finished_run import sealed_facts
+from noisette.training.finished_run import sealed_facts, signature_in_words
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,7 +43,9 @@ def predict(
     """
     if out is not None and out.exists():
         raise ValueError(f"{out} exists; choose another --out, or move it away")
-    if not sealed_facts(run).get("private"):  # before torch is imported, which takes seconds
+    facts = sealed_facts(run)  # before torch is imported, which takes seconds
+    typer.echo(f"signature: {signature_in_words(facts)}", err=True)
+    if not facts.get("private"):
         typer.echo("The model is of a run without privacy: predictions may tell about its training records.", err=True)
     from noisette.training.saved_model import SavedModel
 

@@ -24,7 +24,7 @@ from noisette.cli.options import INTERRUPTED, TERMINATED, DataDir, FactsAsJson, 
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.nn.models import names as model_names
 from noisette.nn.models.backbones import PACKAGES
-from noisette.training import keep_freed_memory
+from noisette.training import finished_run, keep_freed_memory
 from noisette.training import recipe as recipes
 from noisette.training.recipe import BATCH_NORMS, BATCHES, OPTIMIZERS, Recipe, load_data, load_public
 from noisette.training.run_folder import RunFolder, in_words, unfinished_runs
@@ -90,6 +90,7 @@ def train(
     resume: Annotated[
         Path | None, option("DIR", "Continue an unfinished run, within its budget; takes no other option.", "a new run")
     ] = None,
+    sign: Annotated[Path | None, option("KEY.pem", "Sign the run's digests with this Ed25519 key.", "no one")] = None,
     data_dir: DataDir = None,
     epsilon: Annotated[_Number, _privacy("F", "Privacy budget of the whole run, above 0.", "3")] = None,
     delta: Annotated[
@@ -155,16 +156,17 @@ def train(
     Without any option: digits, a small convolutional network, epsilon 3, delta 1e-4, in a few seconds. Ctrl-C or
     SIGTERM saves the run after the current step, and --resume continues it; a second Ctrl-C ends at once.
     """
+    signing = finished_run.key_in(sign) if sign and os.environ.get("RANK", "0") == "0" else None
     if resume:
-        if others := [option for option in _asked(context) if option not in ("--resume", "--json")]:
+        if others := [option for option in _asked(context) if option not in ("--resume", "--json", "--sign")]:
             raise ValueError(f"--resume continues a run with the settings it began with; leave out {', '.join(others)}")
         RunFolder.unfinished(resume)  # refuses before torch is imported, which takes seconds
-        report(lambda: _go_on(resume), as_json)
+        report(lambda: _go_on(resume), as_json, signing)
         return
     run = settled(context)
     if "RANK" not in os.environ:  # before torch is imported, which takes seconds; ranks refuse input together
         run = run.checked()
-    report(run.begin, as_json)
+    report(run.begin, as_json, signing)
 
 
 def _asked(context: typer.Context) -> list[str]:
@@ -268,8 +270,8 @@ def _load(recipe: Recipe, data_dir: Path | None, key: str) -> _Loaded:
     return load_data(recipe, data_dir, holdout_key=bytes.fromhex(key)), load_public(recipe, data_dir)
 
 
-def report(work: Callable[[], tuple[Facts, Path] | None], as_json: bool) -> None:
-    """Do the work, and report how it ended; nothing where the work returns nothing."""
+def report(work: Callable[[], tuple[Facts, Path] | None], as_json: bool, signing: Any = None) -> None:
+    """Do the work, sign it, and report how it ended; nothing where the work returns nothing."""
     keep_freed_memory()
     try:
         done = work()
@@ -279,6 +281,8 @@ def report(work: Callable[[], tuple[Facts, Path] | None], as_json: bool) -> None
     if done is None:
         return
     facts, place = done
+    if signing is not None:
+        finished_run.sign(place, signing)
     if as_json:
         typer.echo(json.dumps({"folder": str(place), **json.loads(facts.as_json())}, indent=2))
     else:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from noisette import errors as checks
+from noisette.core.loss import is_sharded
 from noisette.core.noise import KEY_BYTES, SecretKey
 from noisette.errors import MissingRuleError, PrivacyError
 
@@ -107,7 +108,7 @@ class Ranks:
                 "the ranks of a run need a process group: start the script with torchrun, and call "
                 "torch.distributed.init_process_group() first"
             )
-        wait = timedelta(seconds=min(timeout, _LONGEST))
+        self._wait = wait = timedelta(seconds=min(timeout, _LONGEST))
         self.size, self.rank = dist.get_world_size(), dist.get_rank()
         self._timeout = timeout
         self._is_broken = False
@@ -193,6 +194,16 @@ class Ranks:
         parts, group = list(whole.view(self.size, -1).unbind()), self._group_for(whole)
         self._meeting("the gathering of parts", lambda: dist.all_gather(parts, part, group=group))
 
+    def in_time(self, phase: str, parameters: Iterable[Any], exchange: Callable[[], Any]) -> Any:
+        """What an exchange of sharded parameters returns; their own connections wait for ranks as long as this run."""
+        meshes = {p.device_mesh for p in parameters if is_sharded(p)}
+        with ExitStack() as changed:
+            for device, group in [(mesh.device_type, group) for mesh in meshes for group in mesh.get_all_groups()]:
+                backend = group._get_backend(torch.device(device))
+                changed.callback(backend._set_default_timeout, backend.options._timeout)
+                backend._set_default_timeout(self._wait)
+            return self._meeting(phase, exchange)
+
     def is_known_to_all(self, error: BaseException) -> bool:
         """Whether all ranks raise this error, as one of them has told it to the others."""
         return error is self._shared
@@ -234,6 +245,8 @@ class Ranks:
             )
         try:
             return collective()
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             self._is_broken = True
             raise PrivacyError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from noisette.core.loss import is_sharded
 from noisette.core.noise import WHOLE, Window
 from noisette.errors import PrivacyError
+from noisette.ranks.launch import Alone, AnyRanks
 from noisette.ranks.process_group import canonical_parameters
 
 
@@ -36,9 +38,9 @@ def from_local(part: Tensor, like: Any) -> Tensor:
     return DTensor.from_local(part, mesh, placements, run_check=False, shape=like.shape, stride=like.stride())
 
 
-def whole(tensor: Any) -> Any:
+def whole(tensor: Any, ranks: AnyRanks) -> Any:
     """A sharded tensor put together from all ranks, which all call this; anything else as it is."""
-    return tensor.full_tensor() if is_sharded(tensor) else tensor
+    return ranks.in_time("the gathering of shards", [tensor], tensor.full_tensor) if is_sharded(tensor) else tensor
 
 
 def part_of(complete: Tensor, like: Any) -> Tensor:
@@ -110,14 +112,13 @@ class Shards:
             module.reshard()
 
     @contextmanager
-    def gathered(self) -> Iterator[None]:
+    def gathered(self, ranks: AnyRanks = Alone()) -> Iterator[None]:  # noqa: B008 - it holds nothing
         """Within it every rank has the whole model, whose calls exchange nothing; afterwards its shards alone.
 
         The hooks of ``fully_shard`` cannot run inside of ``torch.func.vmap``, so they rest.
         """
         hooks: list[tuple[Any, dict[int, Any]]] = []
-        for module in self._modules:
-            module.unshard()
+        ranks.in_time("the gathering of shards", self.parameters.values(), lambda: [m.unshard() for m in self._modules])
         try:
             for module in self._modules:
                 for registered in (module._forward_pre_hooks, module._forward_hooks):
@@ -132,7 +133,7 @@ class Shards:
                 registered.update(before)
             self.reshard()
 
-    def land(self, sums: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def land(self, sums: Mapping[str, Tensor], parameters: Mapping[str, Tensor], ranks: AnyRanks) -> dict[str, Tensor]:
         """The sums of one microbatch with those of sharded parameters added up over the ranks: this rank's parts.
 
         All ranks exchange the same ``parameters``, the seen ones that are trained, in the same order, also those that
@@ -148,7 +149,8 @@ class Shards:
                 total = torch.zeros_like(seen, dtype=dtype) if total is None else total.to(dtype)
                 mesh, everywhere = p.device_mesh, [Partial()] * p.device_mesh.ndim
                 summed = DTensor.from_local(total.contiguous(), mesh, everywhere, run_check=False)
-                found[name] = summed.redistribute(placements=p.placements).to_local().contiguous()
+                share = partial(summed.redistribute, placements=p.placements)
+                found[name] = local(ranks.in_time("the sum over shards", [p], share)).contiguous()
             elif total is not None:
                 found[name] = total
         return found

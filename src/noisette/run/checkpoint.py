@@ -11,8 +11,9 @@ import hashlib
 import hmac
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -34,9 +35,10 @@ from noisette.core.batches import Records
 from noisette.core.loss import is_sharded
 from noisette.core.release import GradientBound, parts_of
 from noisette.errors import PrivacyError
-from noisette.ranks import AnyRanks
+from noisette.ranks import Alone, AnyRanks
 from noisette.ranks.process_group import canonical_name, canonical_parameters
 from noisette.ranks.shards import part_of, whole
+from noisette.run.loading import OwnRecords
 from noisette.run.per_example import PerExampleClip
 
 FILE = "checkpoint.safetensors"
@@ -44,9 +46,10 @@ _FORMAT = "noisette checkpoint 3"
 _WAY_OUT = "finish the run with the version of noisette that began it"
 FINGERPRINT = "fingerprint.json"
 _KEY_BYTES = 32
-_EXACT = 6  # bytes of a whole number that is exact in double precision
-_SAMPLED = 64  # records that are read of a data set that can only be read record by record
-_AT_ONCE = 2**24  # elements
+_SHORT = 5  # bytes of a digest as a number, of which the sum of 64 is exact in double precision
+_LARGE = 2**28  # bytes of tensors and arrays from which on records are drawn, as where each has to be read alone
+_SAMPLED = 64  # records
+COMPARED = "compared by a keyed digest, of more than 256 MiB by their number and 64 of them"
 
 
 def digest_of_tensors(values: Iterable[Tensor], begin: str = "") -> str:
@@ -133,13 +136,13 @@ def _unpack(packed: Any, tensors: Mapping[str, Tensor]) -> Any:
             return packed
 
 
-def capture_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+def capture_state(model: nn.Module, optimizer: Optimizer, ranks: AnyRanks = Alone()) -> dict[str, Any]:  # noqa: B008
     """Weights, buffers and the optimizer's state; sharded tensors are put together, for which all ranks call this."""
     return {
-        "weights": {name: whole(value) for name, value in _weights(model).items()},
+        "weights": {name: whole(value, ranks) for name, value in _weights(model).items()},
         "optimizer": type(optimizer).__name__,
         "groups": names_of_groups(model, optimizer),
-        "state": tree_map(whole, optimizer.state_dict()),
+        "state": tree_map(partial(whole, ranks=ranks), optimizer.state_dict()),
     }
 
 
@@ -317,10 +320,11 @@ def _plain(settings: Mapping[str, Any]) -> dict[str, str]:
     return {name: repr(value) for name, value in settings.items() if isinstance(value, kinds)}
 
 
-def check_same_records(dataset: object, records: Records, users: np.ndarray | None, ranks: AnyRanks) -> None:
+def check_same_records(dataset: object, records: Records, users: np.ndarray | None, ranks: AnyRanks) -> Fingerprint:
     """Check that the ranks share all records in one order, as far as a fingerprint tells, or hold each record once."""
     own = range(0) if records.own is None else records.own
     spans = ranks.of_all("the records", {"own": records.own is not None, "first": own.start, "end": own.stop})
+    key = bytes.fromhex(ranks.from_first("the records", lambda: os.urandom(_KEY_BYTES).hex()))
     if any(span["own"] for span in spans):
         held = sorted((span["first"], span["end"]) for span in spans if span["first"] < span["end"])
         ends = [0, *(end for _, end in held)]
@@ -329,26 +333,31 @@ def check_same_records(dataset: object, records: Records, users: np.ndarray | No
                 "each record of OwnRecords is held by exactly one rank: give every rank OwnRecords(dataset, first=..., "
                 "of=...) with the place of its first record, without overlaps or gaps"
             )
-        _check_different_parts(dataset, len(own), ranks)
-    told = ranks.from_first("the records", lambda: asdict(Fingerprint.of(dataset, users)))
+        _check_different_parts(key, dataset, ranks)
+    with ranks.unanimous("the records"):  # all digest at once, so that none waits for another
+        found = Fingerprint.of(dataset, users, key, ranks)
+    first = ranks.from_first("the records", lambda: found.digest)
     with ranks.unanimous("the records"):
-        if not Fingerprint(**told).fits(dataset, users):
+        if first != found.digest:
             raise PrivacyError(
-                f"rank {ranks.rank} has other records than rank 0, or the same in another order, or other users: "
-                "give each rank the same data set. Where each rank holds a part of the records, give it "
-                "noisette.OwnRecords(part, first=..., of=...)"
+                f"rank {ranks.rank} has other records than rank 0, or the same in another order, or other users "
+                f"({COMPARED}): give each rank the same data set. Where each rank holds a part of the records, give "
+                "it noisette.OwnRecords(part, first=..., of=...)"
             )
+    return found
 
 
-def _check_different_parts(dataset: Any, records: int, ranks: AnyRanks) -> None:
+def _check_different_parts(key: bytes, dataset: Any, ranks: AnyRanks) -> None:
     """Check by keyed digests that no two ranks hold the same records: each of these would count twice in a sum."""
-    key = bytes.fromhex(ranks.from_first("the key", lambda: os.urandom(_KEY_BYTES).hex()))
-    digest = _digest_of_dataset(key, dataset.part)[:_EXACT] if records else os.urandom(_EXACT)
-    held = [numbers["digest"] for numbers in ranks.of_all("the parts", {"digest": int.from_bytes(digest)})]
+    with ranks.unanimous("the parts"):
+        varies = not _digests_of_records(key, dataset.part, 0, len(dataset.own))
+        digest = os.urandom(_KEY_BYTES) if varies else _digest_of_dataset(key, dataset.part)
+    held = [numbers["digest"] for numbers in ranks.of_all("the parts", {"digest": int.from_bytes(digest[:_SHORT])})]
     for rank, found in enumerate(held):
         if (other := held.index(found)) < rank:
             raise PrivacyError(
-                f"ranks {other} and {rank} hold the same records, which would count twice: give each its own part"
+                f"ranks {other} and {rank} hold the same records, which would count twice: give each its own part "
+                f"({COMPARED})"
             )
 
 
@@ -356,9 +365,10 @@ def _check_different_parts(dataset: Any, records: int, ranks: AnyRanks) -> None:
 class Fingerprint:
     """The keyed digest of a data set.
 
-    Tensors and arrays, alone or in a tuple, a list, a dictionary or a ``TensorDataset``, are digested to the last
-    byte. Of any other data set the length and some records, chosen by the key, are digested; of one that returns
-    different values each time, as with random augmentation, only the length.
+    Up to 256 MiB of tensors and arrays, alone or in a tuple, a list, a dictionary or a ``TensorDataset``, are digested
+    to the last byte. Of any other data set the length and 64 records, drawn by the key, are digested; of one that
+    returns different values each time, as with random augmentation, only the length. Of ``OwnRecords`` each rank
+    digests those records that it holds, however they are divided.
 
     Source: HMAC-SHA256, RFC 2104.
     """
@@ -367,12 +377,12 @@ class Fingerprint:
     digest: str = field(repr=False)
 
     @classmethod
-    def of(cls, dataset: Any, users: np.ndarray | None = None) -> Self:
-        key = os.urandom(_KEY_BYTES)
-        return cls(key.hex(), _digest_with_users(key, dataset, users).hex())
+    def of(cls, dataset: Any, users: np.ndarray | None = None, key: bytes = b"", ranks: AnyRanks = Alone()) -> Self:  # noqa: B008
+        key = key or os.urandom(_KEY_BYTES)
+        return cls(key.hex(), _digest_with_users(key, dataset, users, ranks).hex())
 
-    def fits(self, dataset: Any, users: np.ndarray | None = None) -> bool:
-        return hmac.compare_digest(self.digest, _digest_with_users(bytes.fromhex(self.key), dataset, users).hex())
+    def fits(self, dataset: Any, users: np.ndarray | None = None, ranks: AnyRanks = Alone()) -> bool:  # noqa: B008
+        return hmac.compare_digest(self.digest, self.of(dataset, users, bytes.fromhex(self.key), ranks).digest)
 
     def write(self, folder: Path) -> None:
         atomic_files.write(folder / FINGERPRINT, json.dumps(asdict(self)).encode() + b"\n", mode=0o600)
@@ -390,23 +400,46 @@ class Fingerprint:
         return found
 
 
-def _digest_with_users(key: bytes, dataset: Any, users: np.ndarray | None) -> bytes:
-    digest = _digest_of_dataset(key, dataset)
+def _digest_with_users(key: bytes, dataset: Any, users: np.ndarray | None, ranks: AnyRanks) -> bytes:
+    if isinstance(dataset, OwnRecords):
+        held = _digests_of_records(key, dataset.part, dataset.own.start, dataset.of)
+        parts = ranks.of_all("the digests of the records", {"sum": sum(int.from_bytes(one[:_SHORT]) for one in held)})
+        digest = _mac(key, b"parts of %d" % dataset.of, b"%d" % sum(part["sum"] for part in parts))
+    else:
+        digest = _digest_of_dataset(key, dataset)
     return digest if users is None else _mac(key, b"users", digest, _digest_of_value(key, users))
 
 
 def _digest_of_dataset(key: bytes, dataset: Any) -> bytes:
-    dataset = getattr(dataset, "known_by", dataset)  # of a data set that was computed from records, these
-    if isinstance(dataset, TensorDataset):
-        dataset = dataset.tensors
-    if isinstance(dataset, Tensor | np.ndarray | Mapping) or (
-        isinstance(dataset, tuple | list) and all(isinstance(column, Tensor | np.ndarray) for column in dataset)
-    ):
-        return _digest_of_value(key, dataset)
+    known, size, _ = _read_by_record(dataset)
+    if (parts := _parts(known)) and sum(part.nbytes for part in parts) <= _LARGE:
+        return _digest_of_value(key, known)
+    return _mac(key, b"records %d" % size, *_digests_of_records(key, dataset, 0, size))
+
+
+def _digests_of_records(key: bytes, part: Any, first: int, size: int) -> list[bytes]:
+    """Of records drawn by the key among so many, those in this part, which begins with ``first``; none if they vary."""
+    _, length, read = _read_by_record(part)
     # The remainder is not exactly uniform over the records, which does not matter here.
-    chosen = [int.from_bytes(_mac(key, b"record %d" % i)) % len(dataset) for i in range(_SAMPLED) if len(dataset)]
-    records, again = ([_digest_of_value(key, dataset[index]) for index in chosen] for _ in range(2))
-    return _mac(key, b"records %d" % len(dataset), *(records if records == again else [b"vary"]))
+    drawn = [int.from_bytes(_mac(key, b"record %d" % i)) % size - first for i in range(_SAMPLED) if size]
+    held = [at for at in drawn if 0 <= at < length]
+    found, again = ([_mac(key, b"%d" % (first + at), _digest_of_value(key, read(at))) for at in held] for _ in range(2))
+    return found if found == again else []
+
+
+def _read_by_record(dataset: Any) -> tuple[Any, int, Callable[[int], Any]]:
+    """What a data set is known by, its length, and what reads one record."""
+    known = getattr(dataset, "known_by", dataset)  # of one that was computed from records, these
+    known = known.tensors if isinstance(known, TensorDataset) else dict(known) if isinstance(known, Mapping) else known
+    if isinstance(known, list) or not (columns := _parts(known)):
+        return known, len(known), lambda at: known[at]
+    return known, len(columns[0]), lambda at: tree_map(lambda column: column[at : at + 1], known)
+
+
+def _parts(known: Any) -> list[Any]:
+    """The columns, or the records of a list, where all are tensors or arrays; otherwise none."""
+    parts = known.values() if isinstance(known, dict) else known if isinstance(known, tuple | list) else [known]
+    return list(parts) if all(isinstance(part, Tensor | np.ndarray) for part in parts) else []
 
 
 def _mac(key: bytes, *parts: bytes) -> bytes:
@@ -420,11 +453,10 @@ def _mac(key: bytes, *parts: bytes) -> bytes:
 def _digest_of_value(key: bytes, value: Any) -> bytes:
     match value:
         case Tensor():
-            shape = f"{value.dtype} {tuple(value.shape)}"
-            return _mac(key, b"tensor", shape.encode(), _digest_of_bytes(key, value.detach().reshape(-1)))
+            content = value.detach().reshape(-1).cpu().view(torch.uint8).numpy().tobytes()
+            return _mac(key, b"tensor", f"{value.dtype} {tuple(value.shape)}".encode(), content)
         case np.ndarray():
-            shape = f"{value.dtype.str} {value.shape}"
-            return _mac(key, b"array", shape.encode(), _digest_of_bytes(key, value.reshape(-1)))
+            return _mac(key, b"array", f"{value.dtype.str} {value.shape}".encode(), value.tobytes())
         case Mapping():
             items = [_mac(key, repr(name).encode(), _digest_of_value(key, item)) for name, item in value.items()]
             return _mac(key, b"mapping", *items)
@@ -436,11 +468,3 @@ def _digest_of_value(key: bytes, value: Any) -> bytes:
             return _mac(key, b"plain", repr(value).encode())
         case _:
             return _mac(key, b"other", type(value).__name__.encode())
-
-
-def _digest_of_bytes(key: bytes, flat: Tensor | np.ndarray) -> bytes:
-    mac = hmac.new(key, digestmod="sha256")
-    for start in range(0, len(flat), _AT_ONCE):
-        part = flat[start : start + _AT_ONCE]
-        mac.update((part.cpu().view(torch.uint8).numpy() if isinstance(part, Tensor) else part).tobytes())
-    return mac.digest()

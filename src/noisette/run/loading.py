@@ -6,6 +6,7 @@ The size of a microbatch bounds memory and nothing else: the sum over a batch do
 from __future__ import annotations
 
 import math
+import multiprocessing
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
@@ -51,21 +52,16 @@ class OwnRecords:
     def __init__(self, dataset: Any, *, first: int, of: int) -> None:
         checks.whole(first=first, of=of)
         self.part = without_frames(dataset)
-        self._of = of
-        self._own = range(first, first + records_of(self.part).size)
-        if self._own.stop > of:
+        self.of = of
+        self.own = range(first, first + records_of(self.part).size)
+        if self.own.stop > of:
             raise ValueError(
-                f"records {first} to {self._own.stop} are not a part of {of} records; give first, the place of the "
+                f"records {first} to {self.own.stop} are not a part of {of} records; give first, the place of the "
                 "first record that this process holds, and of, the number of records of all processes"
             )
 
     def __repr__(self) -> str:
-        return f"OwnRecords(first={self._own.start})"
-
-    @property
-    def known_by(self) -> Any:
-        """The number of all records: a resumed run may divide them among another number of processes."""
-        return np.array([self._of])
+        return f"OwnRecords(first={self.own.start})"
 
 
 def without_frames(dataset: Any) -> Any:
@@ -109,7 +105,7 @@ def records_of(dataset: Any, collate_fn: Collate | None = None, dtype: torch.dty
     Guarantee: no code of the data set's or the caller's sees two records at once.
     """
     if isinstance(dataset, OwnRecords):
-        return replace(records_of(dataset.part, collate_fn, dtype), size=dataset._of, own=dataset._own)
+        return replace(records_of(dataset.part, collate_fn, dtype), size=dataset.of, own=dataset.own)
     if collate_fn is default_collate:
         collate_fn = None
     if isinstance(dataset, PaddedBuckets):
@@ -291,12 +287,16 @@ class Thread:
 class Processes:
     """Processes of a ``DataLoader``, each with ``ahead`` microbatches under way; they start with the first one.
 
-    Guarantee: they get how records are gathered, and indices; never the key.
+    Guarantee: they get how records are gathered, and indices; never the key, which was not in the process either, new
+    and with nothing but imports, of which they are copies.
     """
 
     def __init__(self, gather: Gather, workers: int, ahead: int = 1, to: torch.device | None = None) -> None:
         self._plan = _Plan(iter(()))
         self._to = to
+        has_copies = "forkserver" in multiprocessing.get_all_start_methods()
+        start = multiprocessing.get_context("forkserver" if has_copies else "spawn")
+        start.set_forkserver_preload(["torch", __name__])  # not the script: copies would share its random generators
         self._loader = DataLoader(
             WorkerRecords(gather),  # pyright: ignore[reportArgumentType]
             sampler=self._plan,  # pyright: ignore[reportArgumentType]
@@ -306,7 +306,7 @@ class Processes:
             pin_memory=to is not None and to.type == "cuda",
             prefetch_factor=ahead,
             persistent_workers=True,
-            multiprocessing_context="spawn",
+            multiprocessing_context=start,
             # The loader draws a seed for each plan, and the number of plans depends on private batches: from the global
             # generator, which is saved and goes on, it would show.
             generator=generator_apart(),

@@ -193,9 +193,9 @@ class PerExampleClip:
             if isinstance(hook, RefreshesFromPublicData):
                 hook.refresh(self.model)  # in its own buffers: copies are dropped after a call, a graph has no hooks
         if self._is_sharded:
-            with in_step(self.ranks, "a microbatch"), self._shards.gathered():
+            with in_step(self.ranks, "a microbatch"), self._shards.gathered(self.ranks):
                 clipped = self._clipped_sum(loss, microbatch, clipping_of(groups), public)
-            self._add(self._shards.land(clipped.sums, self._trained()), clipped.norms)
+            self._add(self._shards.land(clipped.sums, self._trained(), self.ranks), clipped.norms)
             return
         if self._captured is None or self._is_one_by_one or microbatch.has_other_entries:
             clipped = self._clipped_sum(loss, microbatch, clipping_of(groups), public)
@@ -240,9 +240,9 @@ class PerExampleClip:
         """Take part in a microbatch of a sharded model of which this rank has no example."""
         self._check_open()
         self._batch_groups()
-        with in_step(self.ranks, "a microbatch"), self._shards.gathered():
+        with in_step(self.ranks, "a microbatch"), self._shards.gathered(self.ranks):
             pass
-        self._sums.add(self._shards.land({}, self._trained()))
+        self._sums.add(self._shards.land({}, self._trained(), self.ranks))
 
     def record_rows(self, batch: Microbatch) -> Returned:
         """Call the model with the rows of these arguments apart, for a loop that computes losses by itself."""

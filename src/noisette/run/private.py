@@ -281,7 +281,7 @@ class PrivateRun(DpSgd):
 
                 size = run._records.size
                 ranks.check_equal("the start of the run", lambda: facts_of(run.bound, run.optimizer, size))
-                check_same_records(run._dataset, run._records, run._user_numbers, ranks)
+                run._fingerprint = check_same_records(run._dataset, run._records, run._user_numbers, ranks)
                 run._paid.lease = int(ranks.largest("the lease", {"steps": run._paid.lease})["steps"])
         except BaseException:
             if run is not None:
@@ -376,7 +376,7 @@ class PrivateRun(DpSgd):
         if self._all_ranks.size > 1:
             self._all_ranks.check_equal(f"run.save after step {self.steps_taken}", lambda: digests_of(self.bound.model))
         with self._all_ranks.unanimous(f"the checkpoint after step {self.steps_taken}"):
-            learned = capture_state(self.bound.model, self.optimizer)
+            learned = capture_state(self.bound.model, self.optimizer, self._all_ranks)
             if self._all_ranks.rank == 0:
                 if self.ledger.path is None:
                     raise ValueError(
@@ -448,7 +448,7 @@ class PrivateRun(DpSgd):
             PrivacyError: the ledger does not continue from the checkpoint, is in use, or leaves too little of the
                 budget; and everything that :func:`privatize` refuses.
         """
-        from noisette.run.checkpoint import Fingerprint, SavedRun, digests_of
+        from noisette.run.checkpoint import COMPARED, Fingerprint, SavedRun, digests_of
 
         folder = Path(folder)
         with ExitStack() as owned:
@@ -483,8 +483,8 @@ class PrivateRun(DpSgd):
             with ranks.unanimous("the end of the checkpoint"):
                 if run.steps_left:
                     run._fingerprint = Fingerprint.read(folder)
-                    if not run._fingerprint.fits(run._dataset, run._user_numbers):
-                        problem = "the data set is not the one that the run began with"
+                    if not run._fingerprint.fits(run._dataset, run._user_numbers, ranks):
+                        problem = f"the data set is not the one that the run began with ({COMPARED})"
                         raise ValueError(f"{problem}; resume it with the same records of the same users")
                     run.check_budget()
                 saved.restore_state(bound, optimizer)

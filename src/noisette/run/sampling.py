@@ -172,8 +172,10 @@ class UserRecords:
         words = np.empty(len(users), dtype=np.uint64)
         key.fill(words, purpose="kept records", name="", step=0)
         by_user = np.lexsort((words, users))  # the records of each user together, in an order drawn by the key
+        del words
         counts = np.bincount(users)
-        place = np.arange(len(users)) - np.repeat(np.cumsum(counts) - counts, counts)  # of a record among its user's
+        place = np.arange(len(users))
+        place -= np.repeat(np.cumsum(counts) - counts, counts)  # of a record among its user's
         self.by_user = by_user[place < most_records]  # the kept records, those of one user together
         self.counts = np.minimum(counts, most_records)  # of each user
         self.first = np.cumsum(self.counts) - self.counts  # where those of each user begin in ``by_user``
@@ -229,13 +231,18 @@ class UserSampler:
 
 
 def _numbered(ids: np.ndarray) -> np.ndarray:
-    """The number of each id, in the order in which they first appear: of 1e8 ids in less than a minute."""
-    values, first, places = np.unique(ids, return_index=True, return_inverse=True)
-    if ids.dtype.kind in "US":
-        _refuse_without_id((np.char.strip(values) == values.dtype.type())[places])
-    numbers = np.empty(len(values), dtype=np.int64)
-    numbers[np.argsort(first)] = np.arange(len(values))
-    return numbers[places]
+    """The number of each id, in the order in which they first appear: of 1e8 ids in less than a minute and 4 GiB."""
+    order = np.argsort(ids)  # quicker and smaller than ``np.unique``, which needs a stable one
+    ordered, begins = ids[order], np.ones(len(ids), dtype=bool)
+    np.not_equal(ordered[1:], ordered[:-1], out=begins[1:])
+    starts = np.flatnonzero(begins)  # of the records of each user
+    if ids.dtype.kind in "US" and (blank := np.char.strip(values := ordered[starts]) == ids.dtype.type()).any():
+        _refuse_without_id(np.isin(ids, values[blank]))
+    del ordered, begins
+    first = np.minimum.reduceat(order, starts) if len(ids) else order
+    numbers = np.empty(len(ids), dtype=np.int64)
+    numbers[order] = np.repeat(np.argsort(np.argsort(first)), np.diff(starts, append=len(ids)))
+    return numbers
 
 
 def _listed(ids: Any) -> list[Any] | np.ndarray:

@@ -7,6 +7,7 @@ import json
 import math
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import MISSING, fields
 from importlib import import_module
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Annotated, Any, Self
 
 import pydantic
 
-from noisette.accounting import Ledger
+from noisette.accounting import Ledger, atomic_files
 from noisette.accounting.ledger import LEDGER_FILE
 from noisette.data.columns import declared
 from noisette.nn.models import names as model_names
@@ -42,8 +43,51 @@ def _text(facts: Mapping[str, Any]) -> str:
     return json.dumps(facts, indent=2) + "\n"
 
 
+def key_in(path: Path, *, public: bool = False) -> Any:
+    """The Ed25519 key in a file, by which runs are signed, or verified; a ``ValueError`` if it holds another one."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+    content = path.read_bytes()
+    with suppress(ValueError, TypeError, UnsupportedAlgorithm):
+        load = serialization.load_pem_private_key
+        key = serialization.load_pem_public_key(content) if public else load(content, password=None)
+        if isinstance(key, Ed25519PrivateKey | Ed25519PublicKey):
+            return key
+    commands = "openssl genpkey -algorithm ed25519 -out key.pem; openssl pkey -in key.pem -pubout -out public.pem"
+    kind = "public" if public else "private"
+    raise ValueError(f"{path} holds no {kind} Ed25519 key in PEM without a password; make both by: {commands}")
+
+
+def sign(folder: Path, key: Any) -> None:
+    """Add the signature of the digests to ``run.json``."""
+    content = json.loads((folder / RUN_FILE).read_bytes())
+    content["signature"] = key.sign(_text(content["sealed"]).encode()).hex()
+    atomic_files.write(folder / RUN_FILE, _text(content).encode())
+
+
+def verify(folder: Path, public: Path) -> dict[str, Any]:
+    """The facts of :func:`sealed_facts`; a ``ValueError`` too if the holder of this key did not sign them."""
+    from cryptography.exceptions import InvalidSignature
+
+    facts, key = sealed_facts(folder), key_in(public, public=True)
+    content = json.loads((folder / RUN_FILE).read_bytes())
+    try:
+        key.verify(bytes.fromhex(content["signature"]), _text(content["sealed"]).encode())
+    except (InvalidSignature, KeyError, TypeError, ValueError) as error:
+        said = "the signature is of another key or another run" if "signature" in content else "the run is not signed"
+        raise ValueError(f"{folder}: {said}; ask who trained the model for the run and the key") from error
+    return facts
+
+
+def signature_in_words(facts: Mapping[str, Any]) -> str:
+    """Whether the run of these :func:`sealed_facts` is signed."""
+    return "there; check it by: noisette ledger verify RUN --key PUBLIC.pem" if "signature" in facts else "none"
+
+
 def sealed_facts(folder: Path) -> dict[str, Any]:
-    """The content of ``run.json``, if nothing in the folder has changed since the run ended.
+    """The content of ``run.json``, if nothing in the folder has changed since the run ended; not if it is signed.
 
     A ledger may have become longer: by what was charged later.
 
@@ -62,6 +106,7 @@ def sealed_facts(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is truncated or altered: expected a JSON object")
     if not isinstance(digests := facts.pop("sealed", None), dict):
         raise ValueError(f"{path} lacks 'sealed', the digests of the files, so it does not describe a finished run")
+    signature = {"signature": facts.pop("signature")} if "signature" in facts else {}
     changed = [name for name in _SEALED if digests.get(name) != _digest(folder / name)]
     if digests.get(RUN_FILE) != hashlib.sha256(_text(facts).encode()).hexdigest():
         changed.append(RUN_FILE)
@@ -70,7 +115,7 @@ def sealed_facts(folder: Path) -> dict[str, Any]:
         changed.append(f"{LEDGER_FILE} (lines are missing)")
     if changed:
         raise ValueError(f"{folder} was changed after the run: {', '.join(changed)}; restore it from a copy")
-    return facts
+    return facts | signature
 
 
 def _digest(path: Path) -> str | None:
