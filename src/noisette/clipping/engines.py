@@ -27,7 +27,7 @@ from noisette.core.trace import (
     OF_A_CONSTANT,
     ForwardPass,
     LossCall,
-    MakeBlocks,
+    Recompute,
     Recording,
     kept_from_another_call,
     one_value,
@@ -271,7 +271,11 @@ def _of_row(
 
 
 def calls_of_loss(
-    call: LossCall, weights: Mapping[str, Tensor], outside: OutsideTensors, public: Iterable[Tensor], blocks: MakeBlocks
+    call: LossCall,
+    weights: Mapping[str, Tensor],
+    outside: OutsideTensors,
+    public: Iterable[Tensor],
+    recompute: Recompute,
 ) -> RecordedCall:
     """The calls of modules until the loss fails in ``vmap``, as one, and the gradients that arrive at their outputs.
 
@@ -313,7 +317,7 @@ def calls_of_loss(
         return found
 
     with vmap.shared_numbers_refused():
-        found, columns, recording = recorded(until_it_fails, model, batch, weights, buffers, outside, public, blocks)
+        found, columns, recording = recorded(until_it_fails, model, batch, weights, buffers, outside, public, recompute)
     entries = iter(zip(leaves(found), columns, strict=True))
     parts = [[next(entries) for _ in leaves(part)] for part in found]
     ends = [rows for part in parts[1::2] for _, rows in part if rows is not None]
@@ -466,7 +470,7 @@ class PerExampleLoop:
 
     def clipped_sum(self, forward: ForwardPass, parameters: Mapping[str, Tensor], clipping: Clipping) -> ClippedSum:
         call = _call_of(forward)
-        with _autocast(call):
+        with call.autocast:
             return clipped_sum_one_by_one(call, parameters, clipping)
 
 
@@ -502,13 +506,13 @@ def _of_chunks(
         copies = {name: buffer.clone() for name, buffer in buffers.items()}  # the model's own stay as they are
         one = call.batch.with_tensors([tensor.unsqueeze(0) for tensor in tensors])
         with as_if_compiled(), _reparametrize_module(call.model, trained | copies, tie_weights=True):
-            loss = one_value(call.loss(call.model, *one.args, **one.kwargs))
+            loss = one_value(call.loss(call.model, *one.args, **one.kwargs)).reshape(())
         return loss, loss
 
     of_one = torch.func.grad(loss_of, has_aux=True)
     of_all = torch.func.vmap(of_one, in_dims=(None, 0), randomness="different")
     for rows in zip(*[tensor.detach().split(size) for tensor in call.batch.tensors], strict=True):
-        with warnings.catch_warnings(), _autocast(call):
+        with warnings.catch_warnings(), call.autocast:
             warnings.filterwarnings("ignore", "There is a performance drop")  # operations that vmap takes one by one
             try:
                 gradients, losses = of_all(trained, list(rows))
@@ -532,8 +536,3 @@ def _call_of(forward: ForwardPass) -> LossCall:
             "noisette.engines.BookKeeping() or ReweightGP()"
         )
     return forward.call
-
-
-def _autocast(call: LossCall) -> torch.autocast:
-    device, dtype = next(iter(call.autocast.items()), ("cpu", None))
-    return torch.autocast(device, dtype, enabled=dtype is not None)

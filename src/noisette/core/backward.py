@@ -50,8 +50,7 @@ class LossGraph:
     """What the losses depend on."""
 
     uncovered: tuple[str, ...]  # names of trainable parameters that the losses reach otherwise than through a use
-    reached: frozenset[Node]  # output nodes of the uses that the losses depend on
-    above: frozenset[Node]  # those of the reached nodes from which the graph leads to another reached one
+    above: frozenset[Node]  # output nodes of uses from which the graph leads to that of another use
 
 
 def search(losses: Tensor, uses: Sequence[Use], parameters: Mapping[str, Tensor]) -> LossGraph:
@@ -99,7 +98,7 @@ def search(losses: Tensor, uses: Sequence[Use], parameters: Mapping[str, Tensor]
             if variable is not None and id(variable) in names:
                 uncovered.add(names[id(variable)])
             exposed.update(upstream[node] if node in upstream else children[node])
-    return LossGraph(tuple(sorted(uncovered)), frozenset(upstream.keys() & exposed), frozenset(above))
+    return LossGraph(tuple(sorted(uncovered)), frozenset(above))
 
 
 def per_example_gradients(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
@@ -62,7 +62,7 @@ _IS_ALL_TRUE = {torch._is_all_true, Tensor._is_all_true}  # pyright: ignore[repo
 OF_A_CONSTANT = {Tensor.new_tensor, Tensor.to, Tensor.type_as, Tensor.reshape_as}
 _REQUIRE_GRAD = {Tensor.requires_grad_, Tensor.requires_grad.__set__}  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
 _TEXTS = {Tensor.__repr__, Tensor.__format__}
-MakeBlocks = Callable[["Recorder"], Callable[..., Iterator[None]]]  # gives what recomputes checkpointed parts
+Recompute = Callable[..., Iterator[None]]  # the recorder and a checkpoint's arguments -> what stands in its place
 _OPERATORS_OF_FUNCTIONS = "torch._higher_order_ops"  # within a mode these lose gradients without a word
 
 
@@ -83,7 +83,7 @@ class LossCall:
     model: nn.Module
     batch: Microbatch
     buffers: ModelBuffers
-    autocast: Mapping[str, torch.dtype]  # device types that computed in lower precision, and its dtype
+    autocast: AbstractContextManager[object] = nullcontext()  # within it precision is as low as it was
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,6 @@ class Recorder(TorchFunctionMode):
         outside: OutsideTensors,
         own_for_each: set[int],
         draws: Draws,
-        make_blocks: MakeBlocks | None = None,
         own_weights: bool = False,
     ) -> None:
         super().__init__()
@@ -157,8 +156,7 @@ class Recorder(TorchFunctionMode):
         self._level = 0
         self._is_physical = False  # an operation has left vmap
         self._own_weights = own_weights
-        self._make_blocks = make_blocks
-        self._blocks: Callable[..., Iterator[None]] | None = None  # recomputes checkpointed parts of the model
+        self.is_in_block = False  # a checkpointed part of the model runs
 
     def begin(self, level: int, tensors: Sequence[Tensor]) -> None:
         """The code inside of ``vmap`` begins, at this level and with these tensors of the examples."""
@@ -173,12 +171,6 @@ class Recorder(TorchFunctionMode):
         if not vmap.is_wrapped(copy):  # otherwise each example has one, because examples write into it
             self._constants[id(copy)] = copy
         return copy
-
-    def checkpoint(self, *arguments: Any, **keywords: Any) -> Iterator[None]:
-        """What a checkpoint does before its function runs, and after it."""
-        assert self._make_blocks is not None
-        self._blocks = self._blocks or self._make_blocks(self)
-        return self._blocks(*arguments, **keywords)
 
     def made_so_far(self) -> tuple[dict[int | None, int], dict[int, Tensor], int]:
         """The constants made inside, the copies of weights and the shared draws, to go on from this point once more."""
@@ -226,8 +218,11 @@ class Recorder(TorchFunctionMode):
         for tensor in tensors_among(args, kwargs):
             if vmap.is_wrapped(tensor):
                 is_batched = True
-                if getattr(tensor, CALL, None) is not self._call:
-                    self._check_of_this_call(tensor)
+                # One without a mark was made by code that is hidden from torch functions. Of one that another call has
+                # left, ``vmap`` would take the rows as those of now.
+                if getattr(tensor, CALL, self._call) is not self._call:
+                    raise kept_from_another_call(tensor)
+                setattr(tensor, CALL, self._call)
             elif self._is_weight(tensor):
                 weights[id(tensor)] = tensor
             elif not self._is_constant(tensor):
@@ -317,12 +312,6 @@ class Recorder(TorchFunctionMode):
                         f"the loss calls {func.__name__}, which gives one value for all examples; leave it out."
                     )
                 self._constants[id(tensor)] = tensor
-
-    def _check_of_this_call(self, tensor: Tensor) -> None:
-        """Check that a batched tensor is none of another call: ``vmap`` would take its rows as those of now."""
-        if getattr(tensor, CALL, self._call) is not self._call:
-            raise kept_from_another_call(tensor)
-        setattr(tensor, CALL, self._call)  # made by code that is hidden from torch functions
 
     def _without_examples(
         self, func: Operation, args: tuple[Any, ...], kwargs: dict[str, Any], weights: Mapping[int, Tensor]
@@ -415,8 +404,6 @@ class Recorder(TorchFunctionMode):
             vmap.enter_level(level)
         if isinstance(output, Tensor):
             return vmap.add_example_axis(output, 0, self._level)
-        if output is NotImplemented:
-            return output
         return tree_map_only(Tensor, lambda tensor: vmap.add_example_axis(tensor, 0, self._level), output)
 
     def _with_own_copies(
@@ -471,7 +458,7 @@ class Recorder(TorchFunctionMode):
         if not weights:
             output = func(*args, **kwargs)
             if not data:
-                self._record_constants(output)
+                self._constants |= {id(tensor): tensor for tensor in outputs_of(output)}
             elif args and id(args[0]) in self._constants:
                 del self._constants[id(args[0])]  # data may have been written into it
             return output
@@ -502,10 +489,6 @@ class Recorder(TorchFunctionMode):
 
     def _is_constant(self, tensor: Tensor) -> bool:
         return id(tensor) in self._constants and not tensor.requires_grad  # no weight was written into it
-
-    def _record_constants(self, output: object) -> None:
-        for tensor in outputs_of(output):
-            self._constants[id(tensor)] = tensor
 
     def _record_derived(
         self,
@@ -594,17 +577,12 @@ def _writes(func: Operation) -> bool:
     return name.startswith(("__setitem__", "__i")) or (name.endswith("_") and not name.endswith("__"))
 
 
-def check_one_value(value: object) -> None:
-    """Check that the loss of one example is a tensor with one value."""
+def one_value(value: object) -> Tensor:
+    """The loss of one example, checked to be a tensor with one value."""
     if not isinstance(value, Tensor) or value.numel() != 1:
         got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise PrivacyError(f"expected the loss of one example, a tensor with one value, got {got}")
-
-
-def one_value(value: Any) -> Tensor:
-    """The loss of one example as a scalar, checked as by :func:`check_one_value`."""
-    check_one_value(value)
-    return value.reshape(())
+    return value
 
 
 def recorded(
@@ -615,7 +593,7 @@ def recorded(
     buffers: ModelBuffers,
     outside: OutsideTensors,
     public: Iterable[Tensor] = (),
-    blocks: MakeBlocks | None = None,
+    recompute: Recompute | None = None,
 ) -> tuple[Any, list[Tensor | None], Recording]:
     """Call a function that uses the model with one example, for all of them at once, and record it.
 
@@ -631,10 +609,10 @@ def recorded(
     own_for_each, draws, own_weights = set[int](), Draws(buffers.seed), False
     outside.begin(public, is_repeatable=True)
     while True:
-        recorder = Recorder(model, parameters, batch.count, outside, own_for_each, draws, blocks, own_weights)
+        recorder = Recorder(model, parameters, batch.count, outside, own_for_each, draws, own_weights)
         try:
             watched = outside.watching() if outside.watches else nullcontext()
-            with watched, one_example(model, batch, recorder.checkpoint if blocks else None) as (level, tensors):
+            with watched, one_example(model, batch, recompute and partial(recompute, recorder)) as (level, tensors):
                 recorder.begin(level, tensors)
                 one = batch.with_tensors(tensors)
                 with recorder, buffers.lent(recorder.buffer):
@@ -663,20 +641,21 @@ def record_losses(
     buffers: ModelBuffers,
     outside: OutsideTensors,
     public: Iterable[Tensor],
-    blocks: MakeBlocks | None = None,
+    recompute: Recompute | None = None,
 ) -> ForwardPass:
     """The losses of a microbatch, and the uses of the weights; every use has its examples on the first axis.
 
-    ``blocks`` makes what recomputes checkpointed parts of the model, which keep their activations unless it is given.
+    Checkpointed parts of the model keep their activations, unless what recomputes them is given.
     """
     function = partial(loss, model)
-    value, rows, recording = recorded(function, model, batch, parameters, buffers, outside, public, blocks)
-    check_one_value(value)
-    losses = value.reshape(()).expand(batch.count) if rows[0] is None else rows[0].reshape(batch.count)
+    value, rows, recording = recorded(function, model, batch, parameters, buffers, outside, public, recompute)
+    one_value(value)
+    losses = value.reshape(-1).expand(batch.count) if rows[0] is None else rows[0].reshape(batch.count)
     if not losses.requires_grad and recording.has_asked:
         recording.uses.clear()  # the loss of such examples depends on no parameter, that of others may
     elif not losses.requires_grad:
         raise PrivacyError("the losses depend on no trainable parameter: was the model called under no_grad?")
     device = losses.device.type
-    autocast = {device: torch.get_autocast_dtype(device)} if torch.is_autocast_enabled(device) else {}
+    is_lower = torch.is_autocast_enabled(device)
+    autocast = torch.autocast(device, torch.get_autocast_dtype(device)) if is_lower else nullcontext()
     return ForwardPass(losses, recording, LossCall(loss, model, batch, buffers, autocast))

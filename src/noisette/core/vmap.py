@@ -25,6 +25,7 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._functorch.vmap import lazy_load_decompositions  # pyright: ignore[reportPrivateImportUsage]
 from torch.autograd import Function
 from torch.autograd.function import FunctionCtx
@@ -42,6 +43,7 @@ level_of = _functorch.maybe_get_level  # the number of the transformation that w
 # (physical tensor, its axis of examples, level): the tensor, wrapped; the inverse of :func:`physical`.
 add_example_axis = _functorch._add_batch_dim
 leave_level, enter_level = _functorch.pop_dynamic_layer_stack, _functorch.push_dynamic_layer_stack
+outside = temporarily_clear_interpreter_stack  # within it, operations run on physical tensors as without transformation
 
 
 def physical(tensor: Tensor) -> Tensor:
@@ -56,19 +58,6 @@ def unwrapped(tensor: Tensor) -> Tensor:
     if is_batched(inner):
         raise PrivacyError("the model was called inside of another vmap; call it with one example, outside of it")
     return inner
-
-
-class outside:  # noqa: N801
-    """Within it, operations run on physical tensors as if there were no transformation."""
-
-    def __enter__(self) -> None:
-        self._layers: list[Any] = []
-        while _functorch.peek_interpreter_stack() is not None:
-            self._layers.append(_functorch.pop_dynamic_layer_stack())
-
-    def __exit__(self, *raised: object) -> None:
-        while self._layers:
-            _functorch.push_dynamic_layer_stack(self._layers.pop())
 
 
 _WRITES = (

@@ -7,7 +7,7 @@ the device, so they are measured at the first use of a shape.
 from __future__ import annotations
 
 import math
-import time
+import timeit
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -83,14 +83,13 @@ def fastest(key: Hashable, candidates: Mapping[str, Callable[[], object]], devic
 
 def _best_time(candidate: Callable[[], object], device: torch.device, repeats: int) -> float:
     """The shortest time of some calls, in seconds; a GPU is waited for."""
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
+
+    def call() -> None:
         candidate()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        times.append(time.perf_counter() - start)
-    return min(times)
+
+    return min(timeit.repeat(call, number=1, repeat=repeats))
 
 
 # The factors of the gradients of a kernel, and the plans that multiply them

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,6 +21,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from noisette.core import vmap
 from noisette.core.forms import Use
 from noisette.core.loss import versions_of
+from noisette.core.steps import RandomStates
 from noisette.core.trace import ForwardPass, Recorder
 from noisette.core.trees import tensors
 from noisette.errors import PrivacyError
@@ -30,32 +31,24 @@ from noisette.errors import PrivacyError
 class Surroundings:
     """What code computes under, apart from its arguments: torch's random state, and lower precision."""
 
-    cpu: Tensor
-    cuda: dict[int, Tensor]  # random states by number of the device
+    random: RandomStates
     autocast: dict[str, torch.dtype]  # types of devices that compute in lower precision
 
     @classmethod
     def now(cls, tensors: Sequence[Tensor]) -> Surroundings:
-        devices = {tensor.device for tensor in tensors}
-        cuda = sorted({device.index or 0 for device in devices if device.type == "cuda"})
-        kinds = {device.type for device in devices if torch.is_autocast_enabled(device.type)}
-        return cls(
-            torch.get_rng_state(),
-            {number: torch.cuda.get_rng_state(number) for number in cuda},
-            {kind: torch.get_autocast_dtype(kind) for kind in kinds},
-        )
+        kinds = {tensor.device.type for tensor in tensors}
+        lower = {kind: torch.get_autocast_dtype(kind) for kind in kinds if torch.is_autocast_enabled(kind)}
+        return cls(RandomStates.now(), lower)
 
     @contextmanager
     def restored(self) -> Iterator[None]:
         """Within it they are as they were, and gradients are enabled; afterwards random numbers go on as before."""
         with ExitStack() as stack:
-            stack.enter_context(torch.random.fork_rng(list(self.cuda)))
+            stack.callback(RandomStates.now().restore)
             stack.enter_context(torch.enable_grad())
             for kind, dtype in self.autocast.items():
                 stack.enter_context(torch.autocast(kind, dtype))
-            torch.set_rng_state(self.cpu)
-            for number, state in self.cuda.items():
-                torch.cuda.set_rng_state(state, number)
+            self.random.restore()
             yield
 
 
@@ -98,32 +91,27 @@ class _UseInBlock(Use):
         return self.block.use(self)
 
 
-class Blocks:
-    """The checkpointed blocks of one recorded forward pass inside of ``vmap``."""
+def recompute(
+    recorder: Recorder, function: Callable[..., Any], *options: Any, **keywords: Any
+) -> Generator[None, None, None]:
+    """What ``torch.utils.checkpoint`` does inside of ``vmap`` before a function runs, and after it.
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-        self._inside = False  # of a block: a block within it is part of it
-
-    def __call__(self, function: Callable[..., Any], *options: Any, **keywords: Any) -> Iterator[None]:
-        """What ``torch.utils.checkpoint`` does before a function runs, and after it.
-
-        Options come first: the random state's, the contexts', three others; then the arguments of the function.
-        """
-        if self._inside:
+    Options come first: the random state's, the contexts', three others; then the arguments of the function.
+    """
+    if recorder.is_in_block:  # a block within a block is part of it
+        yield
+        return
+    args, recording = options[5:], recorder.recording
+    block = _Block(_Call(recorder, function, args, keywords))
+    uses, derived = len(recording.uses), len(recording.derived)
+    recorder.is_in_block = True
+    try:
+        with saved_tensors_hooks(block.pack, block.unpack):
             yield
-            return
-        args, recording = options[5:], self._recorder.recording
-        block = _Block(_Call(self._recorder, function, args, keywords))
-        uses, derived = len(recording.uses), len(recording.derived)
-        self._inside = True
-        try:
-            with saved_tensors_hooks(block.pack, block.unpack):
-                yield
-        finally:
-            self._inside = False
-        if len(recording.derived) == derived:  # a derived weight would be another one when it is recomputed
-            recording.uses[uses:] = [block.without_arguments(use) for use in recording.uses[uses:]]
+    finally:
+        recorder.is_in_block = False
+    if len(recording.derived) == derived:  # a derived weight would be another one when it is recomputed
+        recording.uses[uses:] = [block.without_arguments(use) for use in recording.uses[uses:]]
 
 
 class _Block:
@@ -194,20 +182,17 @@ class _Call:
         self._before = recorder.made_so_far()
         with torch._C.DisableTorchFunction(), vmap.outside():  # nothing here is a part of the loss
             self._given = [vmap.unwrapped(tensor) for tensor in tensors((args, dict(keywords)))]
-            self._versions = self._versions_now()
+            self._versions = versions_of(self._given)
             self._surroundings = Surroundings.now(self._given)
 
     def again(self, save: Callable[[Tensor], None]) -> list[Use]:
         """Run the function once more; give each tensor that its graph saves to ``save``, and return its uses."""
-        if self._versions != self._versions_now():
+        if self._versions != versions_of(self._given):
             raise PrivacyError("an argument of a checkpointed function was changed in place after the call")
         hooks, recording = saved_tensors_hooks(save, _refuse), self._recorder.again(self._before)
         with self._surroundings.restored(), hooks, recording as uses:
             self._function()
         return uses
-
-    def _versions_now(self) -> list[int]:
-        return versions_of(self._given)
 
 
 def _refuse(nothing: None) -> Tensor:

@@ -31,7 +31,7 @@ from noisette.ranks import Alone, AnyRanks, in_step
 from noisette.ranks.process_group import canonical_parameters
 from noisette.ranks.shards import Shards, local
 from noisette.rules.conv import few_operations
-from noisette.rules.recomputed_blocks import Blocks, repeatable
+from noisette.rules.recomputed_blocks import recompute, repeatable
 
 if TYPE_CHECKING:
     from noisette.clipping.engines import RecordedCall, Returned
@@ -352,10 +352,10 @@ class PerExampleClip:
                 self._may_call_model_at_once &= isinstance(error, NotVectorizedError)
         from noisette.clipping.engines import calls_of_loss, clipped_sum_of, clipped_sum_one_by_one
 
-        call, trained = LossCall(loss, self.model, microbatch, self.buffers, {}), self._trained()
+        call, trained = LossCall(loss, self.model, microbatch, self.buffers), self._trained()
         if self._may_call_model_at_once:
             try:
-                calls = calls_of_loss(call, trained, self._outside, public, Blocks)
+                calls = calls_of_loss(call, trained, self._outside, public, recompute)
                 with _without_autocast(microbatch.tensors[0].device.type):
                     return clipped_sum_of([calls], 1, self.engine, trained, clipping)
             except (NotVectorizedError, MissingRuleError, NotImplementedError):
@@ -370,7 +370,8 @@ class PerExampleClip:
         """The clipped sum of a microbatch, by one call of the loss; ``once``: no part of it is computed again."""
         trained = self._trained()
         repeats = not once and getattr(self.engine, "repeats_the_pass", False)
-        arguments = loss, self.model, microbatch, trained, self.buffers, self._outside, public, None if once else Blocks
+        again = None if once else recompute
+        arguments = loss, self.model, microbatch, trained, self.buffers, self._outside, public, again
         record = partial(record_losses, *arguments)
         code = _code_of(loss)
         with nullcontext() if code in self._known_losses else shared_numbers_refused():
