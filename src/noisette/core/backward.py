@@ -33,7 +33,6 @@ from noisette.core.forms import (
     add,
     match,
     operation_name,
-    overwritten,
 )
 from noisette.core.trace import ForwardPass
 from noisette.errors import MissingRuleError, PrivacyError
@@ -232,7 +231,10 @@ class _Forms:
         """
         for tensor, version in use.versions:
             if tensor._version != version:
-                raise overwritten(use, tensor)
+                raise RuntimeError(
+                    f"an input of shape {tuple(tensor.shape)} of {use.operation.__name__} was changed in place after "
+                    "its use, so its gradient is lost; use the out-of-place form of the operation that follows"
+                )
         found = match(use.operation, use.args, use.kwargs, use.weights)
         for operand in found.operands:
             try:

@@ -45,10 +45,7 @@ class Sampler(Protocol):
 class StepAccount(Protocol):
     """Accounts for the steps of a run, as in a ledger."""
 
-    @property
-    def reserved(self) -> int:
-        """How many steps are accounted for and not yet released."""
-        ...
+    reserved: int  # steps that are accounted for and not yet released
 
     def reserve(self, step: int, steps_left: int) -> None:
         """Account for this step, and perhaps some of those that follow, before its batch is drawn."""
@@ -500,11 +497,9 @@ class RandomStates(NamedTuple):
 
     @classmethod
     def now(cls) -> RandomStates:
-        """Their states at this moment."""
         return cls(torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [])
 
     def restore(self) -> None:
-        """Give the generators these states."""
         torch.set_rng_state(self.cpu)
         if self.cuda:
             torch.cuda.set_rng_state_all(self.cuda)

@@ -76,6 +76,16 @@ class Recording:
 
 
 @dataclass(frozen=True)
+class TrainedModel:
+    """A model, and what its losses read besides their arguments."""
+
+    module: nn.Module
+    parameters: Mapping[str, Tensor]  # those that train, by name
+    buffers: ModelBuffers
+    outside: OutsideTensors
+
+
+@dataclass(frozen=True)
 class LossCall:
     """The loss that was recorded and its arguments, for engines that compute it for single examples."""
 
@@ -83,7 +93,7 @@ class LossCall:
     model: nn.Module
     batch: Microbatch
     buffers: ModelBuffers
-    autocast: AbstractContextManager[object] = nullcontext()  # within it precision is as low as it was
+    autocast: AbstractContextManager[object] = field(default_factory=nullcontext)  # of the first call, if there was any
 
 
 @dataclass(frozen=True)
@@ -129,24 +139,17 @@ class Recorder(TorchFunctionMode):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        parameters: Mapping[str, Tensor],
-        count: int,
-        outside: OutsideTensors,
-        own_for_each: set[int],
-        draws: Draws,
-        own_weights: bool = False,
+        self, model: TrainedModel, count: int, own_for_each: set[int], draws: Draws, own_weights: bool = False
     ) -> None:
         super().__init__()
         parametrize._cache.clear()  # a weight that an earlier call computed has no derivation in this recording
-        frozen = [p for p in model.parameters() if not p.requires_grad]
+        frozen = [p for p in model.module.parameters() if not p.requires_grad]
         self.recording = Recording()  # taken by whoever has called: what recomputes a part needs no other one
         # The values keep their tensors alive, so that no ``id`` is reused within the pass.
-        self._weights = {id(p): _Weight(p, (p,), None) for p in parameters.values()}
+        self._weights = {id(p): _Weight(p, (p,), None) for p in model.parameters.values()}
         self._constants: dict[int, Tensor] = {id(tensor): tensor for tensor in frozen}
         self._count = count
-        self._outside = outside
+        self._outside = model.outside
         self._own_for_each = own_for_each
         self._draws = draws
         self._made: dict[int | None, int] = {}  # by memory of a constant made inside or of a buffer's copy, its number
@@ -479,7 +482,13 @@ class Recorder(TorchFunctionMode):
                 memory = _memory(args[0])
                 known = [each for each in self._weights.values() if not each.is_unchanged]
                 written = [args[0], *(each.tensor for each in known if _memory(each.tensor) == memory)]
-            self._record_derived(func, args, kwargs, tuple(weights.values()), written)
+            parents = tuple({id(p): p for key in weights for p in self._weights[key].parents}.values())
+            for tensor in outputs_of(written):
+                if not tensor.requires_grad:
+                    self._constants[id(tensor)] = tensor
+                elif not self._is_weight(tensor):
+                    self._weights[id(tensor)] = _Weight(tensor, parents, tensor._version)
+                    self.recording.derived[id(tensor)] = DerivedWeight(tensor, parents, func, args, kwargs)
         return output
 
     def _is_weight(self, tensor: Tensor) -> bool:
@@ -489,22 +498,6 @@ class Recorder(TorchFunctionMode):
 
     def _is_constant(self, tensor: Tensor) -> bool:
         return id(tensor) in self._constants and not tensor.requires_grad  # no weight was written into it
-
-    def _record_derived(
-        self,
-        func: Operation,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        weights: tuple[Tensor, ...],
-        output: object,
-    ) -> None:
-        parents = tuple({id(p): p for weight in weights for p in self._weights[id(weight)].parents}.values())
-        for tensor in outputs_of(output):
-            if not tensor.requires_grad:
-                self._constants[id(tensor)] = tensor
-            elif not self._is_weight(tensor):
-                self._weights[id(tensor)] = _Weight(tensor, parents, tensor._version)
-                self.recording.derived[id(tensor)] = DerivedWeight(tensor, parents, func, args, kwargs)
 
     def _record_use(
         self,
@@ -587,11 +580,8 @@ def one_value(value: object) -> Tensor:
 
 def recorded(
     function: Callable[..., Any],
-    model: nn.Module,
+    model: TrainedModel,
     batch: Microbatch,
-    parameters: Mapping[str, Tensor],
-    buffers: ModelBuffers,
-    outside: OutsideTensors,
     public: Iterable[Tensor] = (),
     recompute: Recompute | None = None,
 ) -> tuple[Any, list[Tensor | None], Recording]:
@@ -606,16 +596,20 @@ def recorded(
     Raises:
         PrivacyError: the function cannot be vectorised, or uses a tensor from outside that is not constant.
     """
-    own_for_each, draws, own_weights = set[int](), Draws(buffers.seed), False
+    own_for_each, draws, own_weights = set[int](), Draws(model.buffers.seed), False
+    outside = model.outside
     outside.begin(public, is_repeatable=True)
     while True:
-        recorder = Recorder(model, parameters, batch.count, outside, own_for_each, draws, own_weights)
+        recorder = Recorder(model, batch.count, own_for_each, draws, own_weights)
         try:
             watched = outside.watching() if outside.watches else nullcontext()
-            with watched, one_example(model, batch, recompute and partial(recompute, recorder)) as (level, tensors):
+            with (
+                watched,
+                one_example(model.module, batch, recompute and partial(recompute, recorder)) as (level, tensors),
+            ):
                 recorder.begin(level, tensors)
                 one = batch.with_tensors(tensors)
-                with recorder, buffers.lent(recorder.buffer):
+                with recorder, model.buffers.lent(recorder.buffer):
                     output = function(*one.args, **one.kwargs)
                 values = [output] if isinstance(output, Tensor) else leaves(output)
                 rows = [
@@ -635,20 +629,16 @@ def recorded(
 
 def record_losses(
     loss: Loss,
-    model: nn.Module,
+    model: TrainedModel,
     batch: Microbatch,
-    parameters: Mapping[str, Tensor],
-    buffers: ModelBuffers,
-    outside: OutsideTensors,
-    public: Iterable[Tensor],
+    public: Iterable[Tensor] = (),
     recompute: Recompute | None = None,
 ) -> ForwardPass:
     """The losses of a microbatch, and the uses of the weights; every use has its examples on the first axis.
 
     Checkpointed parts of the model keep their activations, unless what recomputes them is given.
     """
-    function = partial(loss, model)
-    value, rows, recording = recorded(function, model, batch, parameters, buffers, outside, public, recompute)
+    value, rows, recording = recorded(partial(loss, model.module), model, batch, public, recompute)
     one_value(value)
     losses = value.reshape(-1).expand(batch.count) if rows[0] is None else rows[0].reshape(batch.count)
     if not losses.requires_grad and recording.has_asked:
@@ -658,4 +648,4 @@ def record_losses(
     device = losses.device.type
     is_lower = torch.is_autocast_enabled(device)
     autocast = torch.autocast(device, torch.get_autocast_dtype(device)) if is_lower else nullcontext()
-    return ForwardPass(losses, recording, LossCall(loss, model, batch, buffers, autocast))
+    return ForwardPass(losses, recording, LossCall(loss, model.module, batch, model.buffers, autocast))

@@ -159,9 +159,7 @@ def answered(question: Any, tensor: Tensor, *options: Any) -> Any:
     one = inner[0] if len(inner) else inner.new_zeros(inner.shape[1:])
     if one.numel() == 1 or question is Tensor.tolist:
         groups: dict[str, list[int]] = {}
-        for k, value in enumerate(
-            inner.tolist() if one.dim() == 0 or question is Tensor.tolist else inner.flatten().tolist()
-        ):
+        for k, value in enumerate((inner if question is Tensor.tolist else inner.flatten()).tolist()):
             groups.setdefault(repr(_ANSWERS[question](value)), []).append(k)  # a text tells -0.0 from 0.0
         if len(groups) > 1:
             raise ExamplesDisagreeError(list(groups.values()))
