@@ -36,7 +36,7 @@ from noisette.core.trace import (
     recorded,
     tensors_among,
 )
-from noisette.core.trees import leaves, map_leaves, tensors, with_leaves
+from noisette.core.trees import Args, Keywords, leaves, map_leaves, tensors, with_leaves
 from noisette.core.vmap import DRAWN, DRAWS, QUESTIONS, Draws, NotVectorizedError, as_if_compiled
 from noisette.errors import PrivacyError
 
@@ -109,7 +109,7 @@ class _OneExample(TorchFunctionMode):
             setattr(tensor, CALL, self._call)
 
     def __torch_function__(
-        self, func: Operation, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: Operation, types: Sequence[type], args: Args = (), kwargs: Keywords | None = None
     ) -> Any:
         kwargs = kwargs or {}
         is_of_example = False

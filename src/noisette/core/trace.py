@@ -39,7 +39,7 @@ from noisette.core.forms import (
     rule,
 )
 from noisette.core.loss import CallAgainError, Loss, Microbatch, ModelBuffers, OutsideTensors
-from noisette.core.trees import leaves
+from noisette.core.trees import Args, Keywords, leaves
 from noisette.core.vmap import (
     CALLS_FUNCTIONS,
     DRAWS,
@@ -195,7 +195,7 @@ class Recorder(TorchFunctionMode):
             self._made, self._copies, self._draws.count = now
 
     def __torch_function__(
-        self, func: Operation, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: Operation, types: Sequence[type], args: Args = (), kwargs: Keywords | None = None
     ) -> Any:
         kwargs = kwargs or {}
         if self._is_physical or not self._level:
@@ -212,7 +212,7 @@ class Recorder(TorchFunctionMode):
 
     # Inside of vmap
 
-    def _inside(self, func: Operation, args: tuple[Any, ...], kwargs: dict[str, Any], is_shared: bool) -> Any:
+    def _inside(self, func: Operation, args: Args, kwargs: Keywords, is_shared: bool) -> Any:
         """An operation inside of ``vmap``; ``is_shared``: it draws numbers for all examples."""
         if isinstance(func, HigherOrderOperator) and type(func).__module__.startswith(_OPERATORS_OF_FUNCTIONS):
             raise RuntimeError(CALLS_FUNCTIONS)
@@ -242,7 +242,7 @@ class Recorder(TorchFunctionMode):
         if self._own_weights and kwargs.get("requires_grad"):  # a new leaf, such as a perturbation of each example
             return self._own_leaf(self._inside(func, args, kwargs | {"requires_grad": False}, is_shared))
         if self._own_weights and weights:
-            args, kwargs = self._with_own_copies(torch.autograd.grad, args, kwargs, weights)
+            args, kwargs = self._with_own_copies(torch.autograd.grad, args, kwargs, weights.keys())
             is_batched, weights = True, {}
         if is_shared:
             return self._shared_draw(func, args, kwargs)
@@ -262,7 +262,7 @@ class Recorder(TorchFunctionMode):
             return self._own_leaf(args[0]) if self._own_weights else args[0]  # the result of weights has a gradient
         if (leave := PHYSICAL.get(func)) and not is_inner:
             if weights and (data := DATA_OPERANDS[func]):
-                args, kwargs = self._with_own_copies(func, args, kwargs, weights, data)
+                args, kwargs = self._with_own_copies(func, args, kwargs, weights.keys(), data)
             output = self._leave_vmap(leave, func, args, kwargs)
             if output is not NotImplemented:
                 return output
@@ -275,7 +275,7 @@ class Recorder(TorchFunctionMode):
             self._check_written(args[0])
             args, kwargs = self._as_written(args, kwargs)
         if weights:
-            args, kwargs = self._with_own_copies(func, args, kwargs, weights)
+            args, kwargs = self._with_own_copies(func, args, kwargs, weights.keys())
         if func in _IS_ALL_TRUE:  # whether arguments are valid, as of a distribution: no branch may depend on it
             valid = torch.ones((), dtype=torch.bool)
             self._constants[id(valid)] = valid
@@ -302,9 +302,7 @@ class Recorder(TorchFunctionMode):
         of = [self._own_copy(p, torch.autograd.grad) if self._is_weight(p) else p for p in vmap.listed(inputs)]
         return vmap.gradients(vmap.listed(outputs), of, vmap.listed(grad_outputs), self._count, self._level, options)
 
-    def _check_separate(
-        self, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: object
-    ) -> None:
+    def _check_separate(self, func: Operation, args: Args, kwargs: Keywords, output: object) -> None:
         """Check that an operation on examples has not given one tensor for all of them, but for constants it was given:
         it would have looked at more than one example.
         """
@@ -316,9 +314,7 @@ class Recorder(TorchFunctionMode):
                     )
                 self._constants[id(tensor)] = tensor
 
-    def _without_examples(
-        self, func: Operation, args: tuple[Any, ...], kwargs: dict[str, Any], weights: Mapping[int, Tensor]
-    ) -> Any:
+    def _without_examples(self, func: Operation, args: Args, kwargs: Keywords, weights: Mapping[int, Tensor]) -> Any:
         """An operation on weights and constants alone, which gives another; a random one may differ by example."""
         if func in IN_PLACE_DRAWS:
             self._check_written(args[0])
@@ -327,7 +323,7 @@ class Recorder(TorchFunctionMode):
             return output
         if vmap.is_wrapped(output):
             if weights:
-                args, kwargs = self._with_own_copies(func, args, kwargs, weights)
+                args, kwargs = self._with_own_copies(func, args, kwargs, weights.keys())
                 output = func(*args, **kwargs)
         elif not output.requires_grad:
             if _has_own_memory(output, args, kwargs) and self._numbered(output):
@@ -335,7 +331,7 @@ class Recorder(TorchFunctionMode):
             self._outside.made(output)
         return output
 
-    def _shared_draw(self, func: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _shared_draw(self, func: Operation, args: Args, kwargs: Keywords) -> Any:
         """Random numbers that are the same for all examples."""
         is_own = func in IN_PLACE_DRAWS and vmap.is_wrapped(args[0])  # each example has a tensor to write into
         with vmap.outside():
@@ -390,13 +386,13 @@ class Recorder(TorchFunctionMode):
             "in it nor a buffer of the model, and that all examples share; make it in the loss, as by x.new_zeros(...)"
         )
 
-    def _as_written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _as_written(self, args: Args, kwargs: Keywords) -> tuple[Args, Keywords]:
         """The arguments with what examples have written into in the place of derived weights."""
         if not self._replaced:
             return args, kwargs
         return tree_map_only(Tensor, lambda tensor: self._replaced.get(id(tensor), tensor), (args, kwargs))
 
-    def _leave_vmap(self, leave: Leave, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _leave_vmap(self, leave: Leave, func: Operation, args: Args, kwargs: Keywords) -> Any:
         """The operation on physical tensors, its outputs wrapped again."""
         level = vmap.leave_level()
         self._is_physical = True
@@ -410,13 +406,8 @@ class Recorder(TorchFunctionMode):
         return tree_map_only(Tensor, lambda tensor: vmap.add_example_axis(tensor, 0, self._level), output)
 
     def _with_own_copies(
-        self,
-        func: Operation,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        weights: Mapping[int, Tensor],
-        operands: Set[int | str] | None = None,
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        self, func: Operation, args: Args, kwargs: Keywords, weights: Set[int], operands: Set[int | str] | None = None
+    ) -> tuple[Args, Keywords]:
         """The arguments, with the weights in these operands, or in all, replaced by a copy for each example."""
 
         def own(tensor: Tensor) -> Tensor:
@@ -448,7 +439,7 @@ class Recorder(TorchFunctionMode):
 
     # On physical tensors
 
-    def _run(self, func: Operation, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
+    def _run(self, func: Operation, args: Args, kwargs: Keywords | None = None) -> Any:
         """Run an operation on physical tensors, and record it as a use, a derived weight or a constant."""
         kwargs = kwargs or {}
         weights: dict[int, Tensor] = {}
@@ -502,8 +493,8 @@ class Recorder(TorchFunctionMode):
     def _record_use(
         self,
         func: Operation,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
+        args: Args,
+        kwargs: Keywords,
         weights: tuple[Tensor, ...],
         data: list[Tensor],
         upstream: tuple[Any, ...],
@@ -524,7 +515,7 @@ class Recorder(TorchFunctionMode):
             self.recording.uses.append(Use(func, args, kwargs, weights, *of_output, upstream, tuple(versions)))
 
 
-def tensors_among(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+def tensors_among(args: Sequence[Any], kwargs: Keywords) -> list[Tensor]:
     """The tensors among the arguments of a torch call; lists and tuples are opened once."""
     found: list[Tensor] = []
     for value in (*args, *kwargs.values()):
@@ -550,7 +541,7 @@ def kept_from_another_call(tensor: Tensor) -> PrivacyError:
     )
 
 
-def _has_own_memory(output: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+def _has_own_memory(output: Tensor, args: Args, kwargs: Keywords) -> bool:
     """Whether the output of an operation shares no memory with its arguments."""
     given = [tensor for tensor in tensors_among(args, kwargs) if not vmap.is_wrapped(tensor)]
     return output._base is None and all(

@@ -13,7 +13,7 @@ import math
 import random
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
@@ -32,7 +32,7 @@ from torch.autograd.function import FunctionCtx
 from torch.distributions import Distribution
 
 from noisette.core.loss import CallAgainError, Microbatch, Place
-from noisette.core.trees import tensors
+from noisette.core.trees import Args, Keywords, tensors
 from noisette.errors import PrivacyError
 
 is_wrapped = _functorch.is_functorch_wrapped_tensor  # by any transformation of torch.func
@@ -199,7 +199,7 @@ class Draws:
         self.places |= places
         self.count, self.any = 0, False
 
-    def place(self, keywords: Mapping[str, Any]) -> Place | None:
+    def place(self, keywords: Keywords) -> Place | None:
         """Where code calls one of :data:`DRAWS`; ``None`` with a generator of its own."""
         if keywords.get("generator") is not None:
             return None
@@ -208,7 +208,7 @@ class Draws:
             frame = frame.f_back
         return frame.f_code, frame.f_lasti
 
-    def shared(self, func: Any, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
+    def shared(self, func: Any, args: Args, keywords: Keywords) -> Any:
         """What is drawn for all records of the batch."""
         self.count += 1
         device = args[0].device if args and isinstance(args[0], Tensor) else keywords.get("device")
@@ -221,15 +221,15 @@ class Draws:
         self,
         func: Any,
         place: Place | None,
-        args: tuple[Any, ...],
-        keywords: Mapping[str, Any],
+        args: Args,
+        keywords: Keywords,
         outputs: Sequence[Tensor],
         differs: Callable[[Tensor], bool],
     ) -> None:
         """Note whether the outputs of an operation follow from draws alone; ``differs``: a tensor is not a constant."""
         self.any |= place is not None
         given = args[1:] if func in IN_PLACE_DRAWS else args  # what was in the first is gone
-        found = [tensor for tensor in tensors((given, dict(keywords))) if differs(tensor)]
+        found = [tensor for tensor in tensors((given, keywords)) if differs(tensor)]
         known: list[Any] = [getattr(tensor, DRAWN, None) for tensor in found]
         places = frozenset().union(*known, [place] if place else []) if None not in known else None
         for tensor in args[:1] if func is Tensor.__setitem__ else outputs:
@@ -380,7 +380,7 @@ def listed(value: Any) -> list[Any]:
 
 
 def gradients(
-    outputs: list[Any], inputs: list[Any], arriving: list[Any], count: int, level: int, options: dict[str, Any]
+    outputs: list[Any], inputs: list[Any], arriving: list[Any], count: int, level: int, options: Keywords
 ) -> tuple[Any, ...]:
     """``torch.autograd.grad`` inside of ``vmap``, for tensors that each example has, in the graph of the physical ones.
 
