@@ -98,14 +98,14 @@ def einsum(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Map
     if not isinstance(equation, str) or "->" not in equation or not all(isinstance(x, Tensor) for x in operands):
         return NotImplemented
     letter = next((letter for letter in ascii_letters if letter not in equation), None)
+    if letter is None:
+        return NotImplemented
     factors, result = equation.split("->")
     terms = [
         f"{letter}{term.strip()}" if is_wrapped(operand) else term
         for term, operand in zip(factors.split(","), operands, strict=True)
     ]
     inner = [physical(operand) if is_wrapped(operand) else operand for operand in operands]
-    if letter is None:
-        return NotImplemented
     return _no_view(run(func, (f"{','.join(terms)}->{letter}{result.strip()}", *inner), {}))
 
 
