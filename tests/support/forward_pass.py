@@ -6,13 +6,14 @@ from torch import Tensor, nn
 
 import noisette.rules  # noqa: F401 - registers them
 from noisette.core.loss import Loss, Microbatch, ModelBuffers, OutsideTensors
-from noisette.core.trace import ForwardPass, record_losses
+from noisette.core.trace import ForwardPass, TrainedModel, record_losses
 
 
 def recorded_losses(model: nn.Module, loss: Loss, *batch: Tensor) -> ForwardPass:
     """The losses of a batch, computed for all examples at once, and what was recorded."""
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    return record_losses(loss, model, Microbatch(batch, {}), trained, ModelBuffers(model), OutsideTensors(), ())
+    parts = TrainedModel(model, trained, ModelBuffers(model), OutsideTensors())
+    return record_losses(loss, parts, Microbatch(batch, {}))
 
 
 def recorded(model: nn.Module, loss: Loss, *batch: Tensor) -> tuple[ForwardPass, dict[str, Tensor]]:

@@ -21,21 +21,22 @@ from noisette.core.backward import per_example_gradients, search, user_hooks_dis
 from noisette.core.clip import BookKeeping as BookKeeping
 from noisette.core.clip import ClippedSum, Clipping, Engine, Weights, clip_and_sum, group_norms, may_wait, together
 from noisette.core.forms import Dense, ExampleGradients, Operation, with_norms
-from noisette.core.loss import CallAgainError, Microbatch, ModelBuffers, OutsideTensors
+from noisette.core.loss import CallAgainError, Loss, Microbatch
 from noisette.core.trace import (
     CALL,
     OF_A_CONSTANT,
     ForwardPass,
     LossCall,
-    MakeBlocks,
+    Recompute,
     Recording,
+    TrainedModel,
     kept_from_another_call,
     one_value,
     outputs_of,
     recorded,
     tensors_among,
 )
-from noisette.core.trees import leaves, map_leaves, tensors, with_leaves
+from noisette.core.trees import Args, Keywords, leaves, map_leaves, tensors, with_leaves
 from noisette.core.vmap import DRAWN, DRAWS, QUESTIONS, Draws, NotVectorizedError, as_if_compiled
 from noisette.errors import PrivacyError
 
@@ -108,7 +109,7 @@ class _OneExample(TorchFunctionMode):
             setattr(tensor, CALL, self._call)
 
     def __torch_function__(
-        self, func: Operation, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: Operation, types: Sequence[type], args: Args = (), kwargs: Keywords | None = None
     ) -> Any:
         kwargs = kwargs or {}
         is_of_example = False
@@ -155,15 +156,7 @@ class Returned:
     values: list[Tensor]  # those among them at which a gradient can arrive, each (b, ...)
 
 
-def record_rows(
-    model: nn.Module,
-    batch: Microbatch,
-    parameters: Mapping[str, Tensor],
-    buffers: ModelBuffers,
-    outside: OutsideTensors,
-    *,
-    one_by_one: bool,
-) -> Returned:
+def record_rows(model: TrainedModel, batch: Microbatch, *, one_by_one: bool) -> Returned:
     """Call the model with each row of its arguments as a batch of one.
 
     Raises:
@@ -184,19 +177,15 @@ def record_rows(
         )
     if not one_by_one:
         try:
-            output, rows, recording = recorded(model, model, batch, parameters, buffers, outside)
+            output, rows, recording = recorded(model.module, model, batch)
             return _returned(batch.count, output, rows, recording)
         except NotVectorizedError as error:
             warnings.warn(says_one_by_one(error.cause), OneByOneWarning, stacklevel=7)
-    return _one_after_the_other(model, batch, buffers)
-
-
-def _one_after_the_other(model: nn.Module, batch: Microbatch, buffers: ModelBuffers) -> Returned:
     outputs = []
     for k in range(batch.count):
         one = batch.of_rows([k])
-        with buffers.lent():
-            outputs.append(model(*one.args, **one.kwargs))
+        with model.buffers.lent():
+            outputs.append(model.module(*one.args, **one.kwargs))
     entries = zip(*map(leaves, outputs), strict=True)
     columns = [list(entry) if isinstance(entry[0], Tensor) else None for entry in entries]
     return _returned(batch.count, outputs[0], columns, None)
@@ -271,7 +260,7 @@ def _of_row(
 
 
 def calls_of_loss(
-    call: LossCall, weights: Mapping[str, Tensor], outside: OutsideTensors, public: Iterable[Tensor], blocks: MakeBlocks
+    loss: Loss, trained: TrainedModel, batch: Microbatch, public: Iterable[Tensor], recompute: Recompute
 ) -> RecordedCall:
     """The calls of modules until the loss fails in ``vmap``, as one, and the gradients that arrive at their outputs.
 
@@ -282,7 +271,8 @@ def calls_of_loss(
     Raises:
         NotVectorizedError: a module cannot be vectorised, or the losses depend on weights or records otherwise.
     """
-    model, batch, buffers, modules = call.model, call.batch, call.buffers, list[nn.Module]()
+    model, weights, modules = trained.module, trained.parameters, list[nn.Module]()
+    call = LossCall(loss, model, batch, trained.buffers)
     copied = partial(map_leaves, lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf)
 
     def until_it_fails(*args: Any, **kwargs: Any) -> list[Any]:
@@ -303,7 +293,7 @@ def calls_of_loss(
 
         try:
             with _calls_made_by(called, model):
-                call.loss(model, *args, **kwargs)
+                loss(model, *args, **kwargs)
         except Exception as error:
             is_ours = isinstance(error, PrivacyError | CallAgainError | torch.OutOfMemoryError)
             if (is_ours and not isinstance(error, NotVectorizedError)) or not found or len(found) % 2:
@@ -313,7 +303,7 @@ def calls_of_loss(
         return found
 
     with vmap.shared_numbers_refused():
-        found, columns, recording = recorded(until_it_fails, model, batch, weights, buffers, outside, public, blocks)
+        found, columns, recording = recorded(until_it_fails, trained, batch, public, recompute)
     entries = iter(zip(leaves(found), columns, strict=True))
     parts = [[next(entries) for _ in leaves(part)] for part in found]
     ends = [rows for part in parts[1::2] for _, rows in part if rows is not None]
@@ -466,7 +456,7 @@ class PerExampleLoop:
 
     def clipped_sum(self, forward: ForwardPass, parameters: Mapping[str, Tensor], clipping: Clipping) -> ClippedSum:
         call = _call_of(forward)
-        with _autocast(call):
+        with call.autocast:
             return clipped_sum_one_by_one(call, parameters, clipping)
 
 
@@ -488,38 +478,36 @@ class Vmap:
         checks.count(chunk_size=self.chunk_size)
 
     def clipped_sum(self, forward: ForwardPass, parameters: Mapping[str, Tensor], clipping: Clipping) -> ClippedSum:
-        return _clipped_in_parts(_of_chunks(_call_of(forward), parameters, self.chunk_size), clipping)
+        return _clipped_in_parts(self._parts(_call_of(forward), parameters), clipping)
 
+    def _parts(self, call: LossCall, parameters: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+        """The losses (n,) and gradients (n, *parameter.shape) of n examples at a time."""
+        buffers = {name: buffer.detach() for name, buffer in call.buffers.values().items()}
+        trained = {name: p.detach() for name, p in parameters.items()}
 
-def _of_chunks(
-    call: LossCall, parameters: Mapping[str, Tensor], size: int
-) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-    """The losses (n,) and gradients (n, *parameter.shape) of n examples at a time."""
-    buffers = {name: buffer.detach() for name, buffer in call.buffers.values().items()}
-    trained = {name: p.detach() for name, p in parameters.items()}
+        def loss_of(trained: dict[str, Tensor], tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
+            copies = {name: buffer.clone() for name, buffer in buffers.items()}  # the model's own stay as they are
+            one = call.batch.with_tensors([tensor.unsqueeze(0) for tensor in tensors])
+            with as_if_compiled(), _reparametrize_module(call.model, trained | copies, tie_weights=True):
+                loss = one_value(call.loss(call.model, *one.args, **one.kwargs)).reshape(())
+            return loss, loss
 
-    def loss_of(trained: dict[str, Tensor], tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
-        copies = {name: buffer.clone() for name, buffer in buffers.items()}  # the model's own stay as they are
-        one = call.batch.with_tensors([tensor.unsqueeze(0) for tensor in tensors])
-        with as_if_compiled(), _reparametrize_module(call.model, trained | copies, tie_weights=True):
-            loss = one_value(call.loss(call.model, *one.args, **one.kwargs))
-        return loss, loss
-
-    of_one = torch.func.grad(loss_of, has_aux=True)
-    of_all = torch.func.vmap(of_one, in_dims=(None, 0), randomness="different")
-    for rows in zip(*[tensor.detach().split(size) for tensor in call.batch.tensors], strict=True):
-        with warnings.catch_warnings(), _autocast(call):
-            warnings.filterwarnings("ignore", "There is a performance drop")  # operations that vmap takes one by one
-            try:
-                gradients, losses = of_all(trained, list(rows))
-            except (PrivacyError, torch.OutOfMemoryError):
-                raise
-            except RuntimeError as error:
-                raise PrivacyError(
-                    f"torch.func cannot differentiate the loss: {error}\n"
-                    "Use engine=noisette.engines.PerExampleLoop(), which needs no torch.func."
-                ) from error
-        yield losses, gradients
+        of_one = torch.func.grad(loss_of, has_aux=True)
+        of_all = torch.func.vmap(of_one, in_dims=(None, 0), randomness="different")
+        for rows in zip(*[tensor.detach().split(self.chunk_size) for tensor in call.batch.tensors], strict=True):
+            with warnings.catch_warnings(), call.autocast:
+                # Of operations that vmap takes one by one.
+                warnings.filterwarnings("ignore", "There is a performance drop")
+                try:
+                    gradients, losses = of_all(trained, list(rows))
+                except (PrivacyError, torch.OutOfMemoryError):
+                    raise
+                except RuntimeError as error:
+                    raise PrivacyError(
+                        f"torch.func cannot differentiate the loss: {error}\n"
+                        "Use engine=noisette.engines.PerExampleLoop(), which needs no torch.func."
+                    ) from error
+            yield losses, gradients
 
 
 def _call_of(forward: ForwardPass) -> LossCall:
@@ -532,8 +520,3 @@ def _call_of(forward: ForwardPass) -> LossCall:
             "noisette.engines.BookKeeping() or ReweightGP()"
         )
     return forward.call
-
-
-def _autocast(call: LossCall) -> torch.autocast:
-    device, dtype = next(iter(call.autocast.items()), ("cpu", None))
-    return torch.autocast(device, dtype, enabled=dtype is not None)

@@ -33,7 +33,6 @@ from noisette.core.forms import (
     add,
     match,
     operation_name,
-    overwritten,
 )
 from noisette.core.trace import ForwardPass
 from noisette.errors import MissingRuleError, PrivacyError
@@ -50,8 +49,7 @@ class LossGraph:
     """What the losses depend on."""
 
     uncovered: tuple[str, ...]  # names of trainable parameters that the losses reach otherwise than through a use
-    reached: frozenset[Node]  # output nodes of the uses that the losses depend on
-    above: frozenset[Node]  # those of the reached nodes from which the graph leads to another reached one
+    above: frozenset[Node]  # output nodes of uses from which the graph leads to that of another use
 
 
 def search(losses: Tensor, uses: Sequence[Use], parameters: Mapping[str, Tensor]) -> LossGraph:
@@ -99,7 +97,7 @@ def search(losses: Tensor, uses: Sequence[Use], parameters: Mapping[str, Tensor]
             if variable is not None and id(variable) in names:
                 uncovered.add(names[id(variable)])
             exposed.update(upstream[node] if node in upstream else children[node])
-    return LossGraph(tuple(sorted(uncovered)), frozenset(upstream.keys() & exposed), frozenset(above))
+    return LossGraph(tuple(sorted(uncovered)), frozenset(above))
 
 
 def per_example_gradients(
@@ -233,7 +231,10 @@ class _Forms:
         """
         for tensor, version in use.versions:
             if tensor._version != version:
-                raise overwritten(use, tensor)
+                raise RuntimeError(
+                    f"an input of shape {tuple(tensor.shape)} of {use.operation.__name__} was changed in place after "
+                    "its use, so its gradient is lost; use the out-of-place form of the operation that follows"
+                )
         found = match(use.operation, use.args, use.kwargs, use.weights)
         for operand in found.operands:
             try:

@@ -385,14 +385,6 @@ class Use:
         return self
 
 
-def overwritten(use: Use, tensor: Tensor) -> RuntimeError:
-    """What is said where an input of a use no longer holds the values of the call."""
-    return RuntimeError(
-        f"an input of shape {tuple(tensor.shape)} of {use.operation.__name__} was changed in place after its use, so "
-        "its gradient is lost; use the out-of-place form of the operation that follows"
-    )
-
-
 Rule = Callable[..., Any]  # -> ExampleGradients, or a list of them for an operand that is a list
 Rewrite = Callable[..., Any]
 

@@ -259,7 +259,9 @@ class GaussianRelease:
         others = sorted(
             name
             for name, p in parameters.items()
-            if p.grad is not None and p.grad is not self._written.get(id(p)) and not _is_zero(p.grad)
+            if p.grad is not None
+            and p.grad is not self._written.get(id(p))
+            and (p.grad.layout is not torch.strided or p.grad.any())
         )
         if others:
             raise PrivacyError(
@@ -267,11 +269,6 @@ class GaussianRelease:
                 ".grad was set. Give the loss of one example to run.accumulate(loss, *batch) instead, and clear these "
                 "with optimizer.zero_grad()"
             )
-
-
-def _is_zero(grad: Tensor) -> bool:
-    """Whether a gradient that the release did not write holds nothing."""
-    return grad.layout is torch.strided and not bool(grad.any())
 
 
 def _seen_by_hooks(p: Tensor, gradient: Tensor) -> Tensor | None:

@@ -18,7 +18,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, Protocol, Self
 
@@ -45,10 +45,7 @@ class Sampler(Protocol):
 class StepAccount(Protocol):
     """Accounts for the steps of a run, as in a ledger."""
 
-    @property
-    def reserved(self) -> int:
-        """How many steps are accounted for and not yet released."""
-        ...
+    reserved: int  # steps that are accounted for and not yet released
 
     def reserve(self, step: int, steps_left: int) -> None:
         """Account for this step, and perhaps some of those that follow, before its batch is drawn."""
@@ -116,7 +113,7 @@ class DpSgd:
         self._seed = 0  # of torch's generators within the batch
         self._secret: RandomStates | None = None  # of these generators, from which the next batch goes on
         self._written: list[str] = []  # parameters that somebody wrote within a batch: no step may follow
-        self._detach = weakref.finalize(self, _remove, _hooks(self))
+        self._detach = weakref.finalize(self, _hooks(self).close)
         self._detach.atexit = False
         _RUNS[optimizer] = weakref.ref(self)
 
@@ -162,7 +159,13 @@ class DpSgd:
     def _batches(self, workers: int, to: torch.device | str | None, ahead: int | None) -> Generator[Batch, None, None]:
         fetch = self._open_fetch(workers, to, ahead)
         if self.steps_left == 0 and self.steps_taken > self._first_step:  # it has trained, and is looped over again
-            self._warn_that_it_is_finished()
+            lost = f" ({self.steps_lost} lost in a crash)" if self.steps_lost else ""
+            warnings.warn(
+                f"this run is finished: all of its {self.steps} steps{lost} are spent, so there is no batch left and "
+                "nothing is trained. To train further, start another run with noisette.privatize() on the same "
+                "ledger, which adds the costs of both.",
+                stacklevel=3,
+            )
         self.bound.before_first_batch(self._records.columns)
         drawn: dict[int, Batch] = {}  # those ahead, by their steps
         try:
@@ -264,15 +267,6 @@ class DpSgd:
                 f"close this run and start another with noisette.privatize() for the {self.steps_left} steps that are "
                 "left, on the same ledger: the model keeps its weights"
             )
-
-    def _warn_that_it_is_finished(self) -> None:
-        lost = f" ({self.steps_lost} lost in a crash)" if self.steps_lost else ""
-        warnings.warn(
-            f"this run is finished: all of its {self.steps} steps{lost} are spent, so there is no batch left and "
-            "nothing is trained. To train further, start another run with noisette.privatize() on the same "
-            "ledger, which adds the costs of both.",
-            stacklevel=4,
-        )
 
     # Lines 2 and 3
 
@@ -469,8 +463,8 @@ def close_run(of: Optimizer | nn.Module) -> None:
         run.close()
 
 
-def _hooks(run: DpSgd) -> list[Any]:
-    """Hook a run into its optimizer; the hooks do not keep it alive, and are never compiled with the step."""
+def _hooks(run: DpSgd) -> ExitStack:
+    """Hook a run into its optimizer until this is closed; the hooks do not keep it alive, and are never compiled."""
     reference = weakref.ref(run)
 
     def hook(method: Callable[..., None]) -> Any:
@@ -480,17 +474,20 @@ def _hooks(run: DpSgd) -> list[Any]:
 
         return torch.compiler.disable(call)
 
-    return [
+    attached = ExitStack()
+    for handle in (
         run.optimizer.register_step_pre_hook(hook(lambda run, *args: run._before_step(*args))),
         run.optimizer.register_step_post_hook(hook(lambda run, *_: run._after_step())),
         register_optimizer_step_pre_hook(hook(lambda run, optimizer, *_: run._refuse_second_optimizer(optimizer))),
-        StepsOfScaler(run.optimizer),
-    ]
-
-
-def _remove(handles: list[Any]) -> None:
-    for handle in handles:
-        handle.remove()
+    ):
+        attached.callback(handle.remove)
+    # A ``GradScaler`` fails without ``.grad``, and so leaves its skipping to the steps of the optimizer.
+    attributes, name = vars(run.optimizer), "_step_supports_amp_scaling"
+    before = {name: attributes[name]} if name in attributes else {}
+    attributes[name] = True
+    attached.callback(attributes.update, before)
+    attached.callback(attributes.pop, name)
+    return attached
 
 
 # Torch's random numbers within a batch
@@ -507,11 +504,9 @@ class RandomStates(NamedTuple):
 
     @classmethod
     def now(cls) -> RandomStates:
-        """Their states at this moment."""
         return cls(torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [])
 
     def restore(self) -> None:
-        """Give the generators these states."""
         torch.set_rng_state(self.cpu)
         if self.cuda:
             torch.cuda.set_rng_state_all(self.cuda)
@@ -590,21 +585,6 @@ def _steps_under_way(optimizer: Optimizer) -> int:
         count += frame.f_code is _STEP and frame.f_locals["args"][0] is optimizer
         frame = frame.f_back
     return count
-
-
-class StepsOfScaler:
-    """Makes a ``GradScaler``, which fails without ``.grad``, leave its skipping to the steps of the optimizer."""
-
-    def __init__(self, optimizer: Optimizer) -> None:
-        self._of = vars(optimizer)
-        self._before = self._of.get("_step_supports_amp_scaling")
-        self._of["_step_supports_amp_scaling"] = True
-
-    def remove(self) -> None:
-        """Put the attribute of the optimizer back."""
-        del self._of["_step_supports_amp_scaling"]
-        if self._before is not None:
-            self._of["_step_supports_amp_scaling"] = self._before
 
 
 def refuse_scaler(optimizer: Optimizer) -> NoReturn:

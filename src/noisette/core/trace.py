@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
@@ -39,7 +39,7 @@ from noisette.core.forms import (
     rule,
 )
 from noisette.core.loss import CallAgainError, Loss, Microbatch, ModelBuffers, OutsideTensors
-from noisette.core.trees import leaves
+from noisette.core.trees import Args, Keywords, leaves
 from noisette.core.vmap import (
     CALLS_FUNCTIONS,
     DRAWS,
@@ -62,7 +62,7 @@ _IS_ALL_TRUE = {torch._is_all_true, Tensor._is_all_true}  # pyright: ignore[repo
 OF_A_CONSTANT = {Tensor.new_tensor, Tensor.to, Tensor.type_as, Tensor.reshape_as}
 _REQUIRE_GRAD = {Tensor.requires_grad_, Tensor.requires_grad.__set__}  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
 _TEXTS = {Tensor.__repr__, Tensor.__format__}
-MakeBlocks = Callable[["Recorder"], Callable[..., Iterator[None]]]  # gives what recomputes checkpointed parts
+Recompute = Callable[..., Iterator[None]]  # the recorder and a checkpoint's arguments -> what stands in its place
 _OPERATORS_OF_FUNCTIONS = "torch._higher_order_ops"  # within a mode these lose gradients without a word
 
 
@@ -76,6 +76,16 @@ class Recording:
 
 
 @dataclass(frozen=True)
+class TrainedModel:
+    """A model, and what its losses read besides their arguments."""
+
+    module: nn.Module
+    parameters: Mapping[str, Tensor]  # those that train, by name
+    buffers: ModelBuffers
+    outside: OutsideTensors
+
+
+@dataclass(frozen=True)
 class LossCall:
     """The loss that was recorded and its arguments, for engines that compute it for single examples."""
 
@@ -83,7 +93,7 @@ class LossCall:
     model: nn.Module
     batch: Microbatch
     buffers: ModelBuffers
-    autocast: Mapping[str, torch.dtype]  # device types that computed in lower precision, and its dtype
+    autocast: AbstractContextManager[object] = field(default_factory=nullcontext)  # of the first call, if there was any
 
 
 @dataclass(frozen=True)
@@ -129,25 +139,17 @@ class Recorder(TorchFunctionMode):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        parameters: Mapping[str, Tensor],
-        count: int,
-        outside: OutsideTensors,
-        own_for_each: set[int],
-        draws: Draws,
-        make_blocks: MakeBlocks | None = None,
-        own_weights: bool = False,
+        self, model: TrainedModel, count: int, own_for_each: set[int], draws: Draws, own_weights: bool = False
     ) -> None:
         super().__init__()
         parametrize._cache.clear()  # a weight that an earlier call computed has no derivation in this recording
-        frozen = [p for p in model.parameters() if not p.requires_grad]
+        frozen = [p for p in model.module.parameters() if not p.requires_grad]
         self.recording = Recording()  # taken by whoever has called: what recomputes a part needs no other one
         # The values keep their tensors alive, so that no ``id`` is reused within the pass.
-        self._weights = {id(p): _Weight(p, (p,), None) for p in parameters.values()}
+        self._weights = {id(p): _Weight(p, (p,), None) for p in model.parameters.values()}
         self._constants: dict[int, Tensor] = {id(tensor): tensor for tensor in frozen}
         self._count = count
-        self._outside = outside
+        self._outside = model.outside
         self._own_for_each = own_for_each
         self._draws = draws
         self._made: dict[int | None, int] = {}  # by memory of a constant made inside or of a buffer's copy, its number
@@ -157,8 +159,7 @@ class Recorder(TorchFunctionMode):
         self._level = 0
         self._is_physical = False  # an operation has left vmap
         self._own_weights = own_weights
-        self._make_blocks = make_blocks
-        self._blocks: Callable[..., Iterator[None]] | None = None  # recomputes checkpointed parts of the model
+        self.is_in_block = False  # a checkpointed part of the model runs
 
     def begin(self, level: int, tensors: Sequence[Tensor]) -> None:
         """The code inside of ``vmap`` begins, at this level and with these tensors of the examples."""
@@ -173,12 +174,6 @@ class Recorder(TorchFunctionMode):
         if not vmap.is_wrapped(copy):  # otherwise each example has one, because examples write into it
             self._constants[id(copy)] = copy
         return copy
-
-    def checkpoint(self, *arguments: Any, **keywords: Any) -> Iterator[None]:
-        """What a checkpoint does before its function runs, and after it."""
-        assert self._make_blocks is not None
-        self._blocks = self._blocks or self._make_blocks(self)
-        return self._blocks(*arguments, **keywords)
 
     def made_so_far(self) -> tuple[dict[int | None, int], dict[int, Tensor], int]:
         """The constants made inside, the copies of weights and the shared draws, to go on from this point once more."""
@@ -200,7 +195,7 @@ class Recorder(TorchFunctionMode):
             self._made, self._copies, self._draws.count = now
 
     def __torch_function__(
-        self, func: Operation, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: Operation, types: Sequence[type], args: Args = (), kwargs: Keywords | None = None
     ) -> Any:
         kwargs = kwargs or {}
         if self._is_physical or not self._level:
@@ -217,7 +212,7 @@ class Recorder(TorchFunctionMode):
 
     # Inside of vmap
 
-    def _inside(self, func: Operation, args: tuple[Any, ...], kwargs: dict[str, Any], is_shared: bool) -> Any:
+    def _inside(self, func: Operation, args: Args, kwargs: Keywords, is_shared: bool) -> Any:
         """An operation inside of ``vmap``; ``is_shared``: it draws numbers for all examples."""
         if isinstance(func, HigherOrderOperator) and type(func).__module__.startswith(_OPERATORS_OF_FUNCTIONS):
             raise RuntimeError(CALLS_FUNCTIONS)
@@ -226,8 +221,11 @@ class Recorder(TorchFunctionMode):
         for tensor in tensors_among(args, kwargs):
             if vmap.is_wrapped(tensor):
                 is_batched = True
-                if getattr(tensor, CALL, None) is not self._call:
-                    self._check_of_this_call(tensor)
+                # One without a mark was made by code that is hidden from torch functions. Of one that another call has
+                # left, ``vmap`` would take the rows as those of now.
+                if getattr(tensor, CALL, self._call) is not self._call:
+                    raise kept_from_another_call(tensor)
+                setattr(tensor, CALL, self._call)
             elif self._is_weight(tensor):
                 weights[id(tensor)] = tensor
             elif not self._is_constant(tensor):
@@ -244,7 +242,7 @@ class Recorder(TorchFunctionMode):
         if self._own_weights and kwargs.get("requires_grad"):  # a new leaf, such as a perturbation of each example
             return self._own_leaf(self._inside(func, args, kwargs | {"requires_grad": False}, is_shared))
         if self._own_weights and weights:
-            args, kwargs = self._with_own_copies(torch.autograd.grad, args, kwargs, weights)
+            args, kwargs = self._with_own_copies(torch.autograd.grad, args, kwargs, weights.keys())
             is_batched, weights = True, {}
         if is_shared:
             return self._shared_draw(func, args, kwargs)
@@ -264,7 +262,7 @@ class Recorder(TorchFunctionMode):
             return self._own_leaf(args[0]) if self._own_weights else args[0]  # the result of weights has a gradient
         if (leave := PHYSICAL.get(func)) and not is_inner:
             if weights and (data := DATA_OPERANDS[func]):
-                args, kwargs = self._with_own_copies(func, args, kwargs, weights, data)
+                args, kwargs = self._with_own_copies(func, args, kwargs, weights.keys(), data)
             output = self._leave_vmap(leave, func, args, kwargs)
             if output is not NotImplemented:
                 return output
@@ -277,7 +275,7 @@ class Recorder(TorchFunctionMode):
             self._check_written(args[0])
             args, kwargs = self._as_written(args, kwargs)
         if weights:
-            args, kwargs = self._with_own_copies(func, args, kwargs, weights)
+            args, kwargs = self._with_own_copies(func, args, kwargs, weights.keys())
         if func in _IS_ALL_TRUE:  # whether arguments are valid, as of a distribution: no branch may depend on it
             valid = torch.ones((), dtype=torch.bool)
             self._constants[id(valid)] = valid
@@ -304,9 +302,7 @@ class Recorder(TorchFunctionMode):
         of = [self._own_copy(p, torch.autograd.grad) if self._is_weight(p) else p for p in vmap.listed(inputs)]
         return vmap.gradients(vmap.listed(outputs), of, vmap.listed(grad_outputs), self._count, self._level, options)
 
-    def _check_separate(
-        self, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: object
-    ) -> None:
+    def _check_separate(self, func: Operation, args: Args, kwargs: Keywords, output: object) -> None:
         """Check that an operation on examples has not given one tensor for all of them, but for constants it was given:
         it would have looked at more than one example.
         """
@@ -318,15 +314,7 @@ class Recorder(TorchFunctionMode):
                     )
                 self._constants[id(tensor)] = tensor
 
-    def _check_of_this_call(self, tensor: Tensor) -> None:
-        """Check that a batched tensor is none of another call: ``vmap`` would take its rows as those of now."""
-        if getattr(tensor, CALL, self._call) is not self._call:
-            raise kept_from_another_call(tensor)
-        setattr(tensor, CALL, self._call)  # made by code that is hidden from torch functions
-
-    def _without_examples(
-        self, func: Operation, args: tuple[Any, ...], kwargs: dict[str, Any], weights: Mapping[int, Tensor]
-    ) -> Any:
+    def _without_examples(self, func: Operation, args: Args, kwargs: Keywords, weights: Mapping[int, Tensor]) -> Any:
         """An operation on weights and constants alone, which gives another; a random one may differ by example."""
         if func in IN_PLACE_DRAWS:
             self._check_written(args[0])
@@ -335,7 +323,7 @@ class Recorder(TorchFunctionMode):
             return output
         if vmap.is_wrapped(output):
             if weights:
-                args, kwargs = self._with_own_copies(func, args, kwargs, weights)
+                args, kwargs = self._with_own_copies(func, args, kwargs, weights.keys())
                 output = func(*args, **kwargs)
         elif not output.requires_grad:
             if _has_own_memory(output, args, kwargs) and self._numbered(output):
@@ -343,7 +331,7 @@ class Recorder(TorchFunctionMode):
             self._outside.made(output)
         return output
 
-    def _shared_draw(self, func: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _shared_draw(self, func: Operation, args: Args, kwargs: Keywords) -> Any:
         """Random numbers that are the same for all examples."""
         is_own = func in IN_PLACE_DRAWS and vmap.is_wrapped(args[0])  # each example has a tensor to write into
         with vmap.outside():
@@ -398,13 +386,13 @@ class Recorder(TorchFunctionMode):
             "in it nor a buffer of the model, and that all examples share; make it in the loss, as by x.new_zeros(...)"
         )
 
-    def _as_written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _as_written(self, args: Args, kwargs: Keywords) -> tuple[Args, Keywords]:
         """The arguments with what examples have written into in the place of derived weights."""
         if not self._replaced:
             return args, kwargs
         return tree_map_only(Tensor, lambda tensor: self._replaced.get(id(tensor), tensor), (args, kwargs))
 
-    def _leave_vmap(self, leave: Leave, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _leave_vmap(self, leave: Leave, func: Operation, args: Args, kwargs: Keywords) -> Any:
         """The operation on physical tensors, its outputs wrapped again."""
         level = vmap.leave_level()
         self._is_physical = True
@@ -415,18 +403,11 @@ class Recorder(TorchFunctionMode):
             vmap.enter_level(level)
         if isinstance(output, Tensor):
             return vmap.add_example_axis(output, 0, self._level)
-        if output is NotImplemented:
-            return output
         return tree_map_only(Tensor, lambda tensor: vmap.add_example_axis(tensor, 0, self._level), output)
 
     def _with_own_copies(
-        self,
-        func: Operation,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        weights: Mapping[int, Tensor],
-        operands: Set[int | str] | None = None,
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        self, func: Operation, args: Args, kwargs: Keywords, weights: Set[int], operands: Set[int | str] | None = None
+    ) -> tuple[Args, Keywords]:
         """The arguments, with the weights in these operands, or in all, replaced by a copy for each example."""
 
         def own(tensor: Tensor) -> Tensor:
@@ -458,7 +439,7 @@ class Recorder(TorchFunctionMode):
 
     # On physical tensors
 
-    def _run(self, func: Operation, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
+    def _run(self, func: Operation, args: Args, kwargs: Keywords | None = None) -> Any:
         """Run an operation on physical tensors, and record it as a use, a derived weight or a constant."""
         kwargs = kwargs or {}
         weights: dict[int, Tensor] = {}
@@ -471,7 +452,7 @@ class Recorder(TorchFunctionMode):
         if not weights:
             output = func(*args, **kwargs)
             if not data:
-                self._record_constants(output)
+                self._constants |= {id(tensor): tensor for tensor in outputs_of(output)}
             elif args and id(args[0]) in self._constants:
                 del self._constants[id(args[0])]  # data may have been written into it
             return output
@@ -492,7 +473,13 @@ class Recorder(TorchFunctionMode):
                 memory = _memory(args[0])
                 known = [each for each in self._weights.values() if not each.is_unchanged]
                 written = [args[0], *(each.tensor for each in known if _memory(each.tensor) == memory)]
-            self._record_derived(func, args, kwargs, tuple(weights.values()), written)
+            parents = tuple({id(p): p for key in weights for p in self._weights[key].parents}.values())
+            for tensor in outputs_of(written):
+                if not tensor.requires_grad:
+                    self._constants[id(tensor)] = tensor
+                elif not self._is_weight(tensor):
+                    self._weights[id(tensor)] = _Weight(tensor, parents, tensor._version)
+                    self.recording.derived[id(tensor)] = DerivedWeight(tensor, parents, func, args, kwargs)
         return output
 
     def _is_weight(self, tensor: Tensor) -> bool:
@@ -503,31 +490,11 @@ class Recorder(TorchFunctionMode):
     def _is_constant(self, tensor: Tensor) -> bool:
         return id(tensor) in self._constants and not tensor.requires_grad  # no weight was written into it
 
-    def _record_constants(self, output: object) -> None:
-        for tensor in outputs_of(output):
-            self._constants[id(tensor)] = tensor
-
-    def _record_derived(
-        self,
-        func: Operation,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        weights: tuple[Tensor, ...],
-        output: object,
-    ) -> None:
-        parents = tuple({id(p): p for weight in weights for p in self._weights[id(weight)].parents}.values())
-        for tensor in outputs_of(output):
-            if not tensor.requires_grad:
-                self._constants[id(tensor)] = tensor
-            elif not self._is_weight(tensor):
-                self._weights[id(tensor)] = _Weight(tensor, parents, tensor._version)
-                self.recording.derived[id(tensor)] = DerivedWeight(tensor, parents, func, args, kwargs)
-
     def _record_use(
         self,
         func: Operation,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
+        args: Args,
+        kwargs: Keywords,
         weights: tuple[Tensor, ...],
         data: list[Tensor],
         upstream: tuple[Any, ...],
@@ -548,7 +515,7 @@ class Recorder(TorchFunctionMode):
             self.recording.uses.append(Use(func, args, kwargs, weights, *of_output, upstream, tuple(versions)))
 
 
-def tensors_among(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+def tensors_among(args: Sequence[Any], kwargs: Keywords) -> list[Tensor]:
     """The tensors among the arguments of a torch call; lists and tuples are opened once."""
     found: list[Tensor] = []
     for value in (*args, *kwargs.values()):
@@ -574,7 +541,7 @@ def kept_from_another_call(tensor: Tensor) -> PrivacyError:
     )
 
 
-def _has_own_memory(output: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+def _has_own_memory(output: Tensor, args: Args, kwargs: Keywords) -> bool:
     """Whether the output of an operation shares no memory with its arguments."""
     given = [tensor for tensor in tensors_among(args, kwargs) if not vmap.is_wrapped(tensor)]
     return output._base is None and all(
@@ -594,28 +561,20 @@ def _writes(func: Operation) -> bool:
     return name.startswith(("__setitem__", "__i")) or (name.endswith("_") and not name.endswith("__"))
 
 
-def check_one_value(value: object) -> None:
-    """Check that the loss of one example is a tensor with one value."""
+def one_value(value: object) -> Tensor:
+    """The loss of one example, checked to be a tensor with one value."""
     if not isinstance(value, Tensor) or value.numel() != 1:
         got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise PrivacyError(f"expected the loss of one example, a tensor with one value, got {got}")
-
-
-def one_value(value: Any) -> Tensor:
-    """The loss of one example as a scalar, checked as by :func:`check_one_value`."""
-    check_one_value(value)
-    return value.reshape(())
+    return value
 
 
 def recorded(
     function: Callable[..., Any],
-    model: nn.Module,
+    model: TrainedModel,
     batch: Microbatch,
-    parameters: Mapping[str, Tensor],
-    buffers: ModelBuffers,
-    outside: OutsideTensors,
     public: Iterable[Tensor] = (),
-    blocks: MakeBlocks | None = None,
+    recompute: Recompute | None = None,
 ) -> tuple[Any, list[Tensor | None], Recording]:
     """Call a function that uses the model with one example, for all of them at once, and record it.
 
@@ -628,16 +587,20 @@ def recorded(
     Raises:
         PrivacyError: the function cannot be vectorised, or uses a tensor from outside that is not constant.
     """
-    own_for_each, draws, own_weights = set[int](), Draws(buffers.seed), False
+    own_for_each, draws, own_weights = set[int](), Draws(model.buffers.seed), False
+    outside = model.outside
     outside.begin(public, is_repeatable=True)
     while True:
-        recorder = Recorder(model, parameters, batch.count, outside, own_for_each, draws, blocks, own_weights)
+        recorder = Recorder(model, batch.count, own_for_each, draws, own_weights)
         try:
             watched = outside.watching() if outside.watches else nullcontext()
-            with watched, one_example(model, batch, recorder.checkpoint if blocks else None) as (level, tensors):
+            with (
+                watched,
+                one_example(model.module, batch, recompute and partial(recompute, recorder)) as (level, tensors),
+            ):
                 recorder.begin(level, tensors)
                 one = batch.with_tensors(tensors)
-                with recorder, buffers.lent(recorder.buffer):
+                with recorder, model.buffers.lent(recorder.buffer):
                     output = function(*one.args, **one.kwargs)
                 values = [output] if isinstance(output, Tensor) else leaves(output)
                 rows = [
@@ -657,26 +620,23 @@ def recorded(
 
 def record_losses(
     loss: Loss,
-    model: nn.Module,
+    model: TrainedModel,
     batch: Microbatch,
-    parameters: Mapping[str, Tensor],
-    buffers: ModelBuffers,
-    outside: OutsideTensors,
-    public: Iterable[Tensor],
-    blocks: MakeBlocks | None = None,
+    public: Iterable[Tensor] = (),
+    recompute: Recompute | None = None,
 ) -> ForwardPass:
     """The losses of a microbatch, and the uses of the weights; every use has its examples on the first axis.
 
-    ``blocks`` makes what recomputes checkpointed parts of the model, which keep their activations unless it is given.
+    Checkpointed parts of the model keep their activations, unless what recomputes them is given.
     """
-    function = partial(loss, model)
-    value, rows, recording = recorded(function, model, batch, parameters, buffers, outside, public, blocks)
-    check_one_value(value)
-    losses = value.reshape(()).expand(batch.count) if rows[0] is None else rows[0].reshape(batch.count)
+    value, rows, recording = recorded(partial(loss, model.module), model, batch, public, recompute)
+    one_value(value)
+    losses = value.reshape(-1).expand(batch.count) if rows[0] is None else rows[0].reshape(batch.count)
     if not losses.requires_grad and recording.has_asked:
         recording.uses.clear()  # the loss of such examples depends on no parameter, that of others may
     elif not losses.requires_grad:
         raise PrivacyError("the losses depend on no trainable parameter: was the model called under no_grad?")
     device = losses.device.type
-    autocast = {device: torch.get_autocast_dtype(device)} if torch.is_autocast_enabled(device) else {}
-    return ForwardPass(losses, recording, LossCall(loss, model, batch, buffers, autocast))
+    is_lower = torch.is_autocast_enabled(device)
+    autocast = torch.autocast(device, torch.get_autocast_dtype(device)) if is_lower else nullcontext()
+    return ForwardPass(losses, recording, LossCall(loss, model.module, batch, model.buffers, autocast))

@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_flatten, tree_map
 
+Args = tuple[Any, ...]  # of a call
+Keywords = dict[str, Any]
 Change = Callable[[Any], Any]
 
 

@@ -13,7 +13,7 @@ import math
 import random
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
@@ -25,13 +25,14 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._functorch.vmap import lazy_load_decompositions  # pyright: ignore[reportPrivateImportUsage]
 from torch.autograd import Function
 from torch.autograd.function import FunctionCtx
 from torch.distributions import Distribution
 
 from noisette.core.loss import CallAgainError, Microbatch, Place
-from noisette.core.trees import tensors
+from noisette.core.trees import Args, Keywords, tensors
 from noisette.errors import PrivacyError
 
 is_wrapped = _functorch.is_functorch_wrapped_tensor  # by any transformation of torch.func
@@ -42,6 +43,7 @@ level_of = _functorch.maybe_get_level  # the number of the transformation that w
 # (physical tensor, its axis of examples, level): the tensor, wrapped; the inverse of :func:`physical`.
 add_example_axis = _functorch._add_batch_dim
 leave_level, enter_level = _functorch.pop_dynamic_layer_stack, _functorch.push_dynamic_layer_stack
+outside = temporarily_clear_interpreter_stack  # within it, operations run on physical tensors as without transformation
 
 
 def physical(tensor: Tensor) -> Tensor:
@@ -56,19 +58,6 @@ def unwrapped(tensor: Tensor) -> Tensor:
     if is_batched(inner):
         raise PrivacyError("the model was called inside of another vmap; call it with one example, outside of it")
     return inner
-
-
-class outside:  # noqa: N801
-    """Within it, operations run on physical tensors as if there were no transformation."""
-
-    def __enter__(self) -> None:
-        self._layers: list[Any] = []
-        while _functorch.peek_interpreter_stack() is not None:
-            self._layers.append(_functorch.pop_dynamic_layer_stack())
-
-    def __exit__(self, *raised: object) -> None:
-        while self._layers:
-            _functorch.push_dynamic_layer_stack(self._layers.pop())
 
 
 _WRITES = (
@@ -170,9 +159,7 @@ def answered(question: Any, tensor: Tensor, *options: Any) -> Any:
     one = inner[0] if len(inner) else inner.new_zeros(inner.shape[1:])
     if one.numel() == 1 or question is Tensor.tolist:
         groups: dict[str, list[int]] = {}
-        for k, value in enumerate(
-            inner.tolist() if one.dim() == 0 or question is Tensor.tolist else inner.flatten().tolist()
-        ):
+        for k, value in enumerate((inner if question is Tensor.tolist else inner.flatten()).tolist()):
             groups.setdefault(repr(_ANSWERS[question](value)), []).append(k)  # a text tells -0.0 from 0.0
         if len(groups) > 1:
             raise ExamplesDisagreeError(list(groups.values()))
@@ -212,7 +199,7 @@ class Draws:
         self.places |= places
         self.count, self.any = 0, False
 
-    def place(self, keywords: Mapping[str, Any]) -> Place | None:
+    def place(self, keywords: Keywords) -> Place | None:
         """Where code calls one of :data:`DRAWS`; ``None`` with a generator of its own."""
         if keywords.get("generator") is not None:
             return None
@@ -221,7 +208,7 @@ class Draws:
             frame = frame.f_back
         return frame.f_code, frame.f_lasti
 
-    def shared(self, func: Any, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
+    def shared(self, func: Any, args: Args, keywords: Keywords) -> Any:
         """What is drawn for all records of the batch."""
         self.count += 1
         device = args[0].device if args and isinstance(args[0], Tensor) else keywords.get("device")
@@ -234,15 +221,15 @@ class Draws:
         self,
         func: Any,
         place: Place | None,
-        args: tuple[Any, ...],
-        keywords: Mapping[str, Any],
+        args: Args,
+        keywords: Keywords,
         outputs: Sequence[Tensor],
         differs: Callable[[Tensor], bool],
     ) -> None:
         """Note whether the outputs of an operation follow from draws alone; ``differs``: a tensor is not a constant."""
         self.any |= place is not None
         given = args[1:] if func in IN_PLACE_DRAWS else args  # what was in the first is gone
-        found = [tensor for tensor in tensors((given, dict(keywords))) if differs(tensor)]
+        found = [tensor for tensor in tensors((given, keywords)) if differs(tensor)]
         known: list[Any] = [getattr(tensor, DRAWN, None) for tensor in found]
         places = frozenset().union(*known, [place] if place else []) if None not in known else None
         for tensor in args[:1] if func is Tensor.__setitem__ else outputs:
@@ -393,7 +380,7 @@ def listed(value: Any) -> list[Any]:
 
 
 def gradients(
-    outputs: list[Any], inputs: list[Any], arriving: list[Any], count: int, level: int, options: dict[str, Any]
+    outputs: list[Any], inputs: list[Any], arriving: list[Any], count: int, level: int, options: Keywords
 ) -> tuple[Any, ...]:
     """``torch.autograd.grad`` inside of ``vmap``, for tensors that each example has, in the graph of the physical ones.
 

@@ -442,7 +442,7 @@ class LipschitzBound:
             one = batch.with_tensors(rows)
             with watch, self._buffers.lent(watch.buffer):
                 value = loss(self.model, *one.args, **one.kwargs)
-            value = one_value(value)
+            value = one_value(value).reshape(())
             losses = vmap.physical(value) if is_wrapped(value) else value.expand(batch.count)
         self._outside.end()
         self._was_called = True

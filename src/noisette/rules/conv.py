@@ -7,7 +7,7 @@ the device, so they are measured at the first use of a shape.
 from __future__ import annotations
 
 import math
-import time
+import timeit
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -83,14 +83,13 @@ def fastest(key: Hashable, candidates: Mapping[str, Callable[[], object]], devic
 
 def _best_time(candidate: Callable[[], object], device: torch.device, repeats: int) -> float:
     """The shortest time of some calls, in seconds; a GPU is waited for."""
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
+
+    def call() -> None:
         candidate()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        times.append(time.perf_counter() - start)
-    return min(times)
+
+    return min(timeit.repeat(call, number=1, repeat=repeats))
 
 
 # The factors of the gradients of a kernel, and the plans that multiply them
@@ -406,28 +405,23 @@ def _per_axis(value: PerAxis, axes: int) -> tuple[int, ...]:
 
 
 def _kernel_gradients(
-    examples: Examples,
-    images: Tensor,
-    dy: Tensor,
-    weight: Tensor,
-    stride: tuple[int, ...],
-    padding: tuple[tuple[int, ...], tuple[int, ...]],  # before and after
-    dilation: tuple[int, ...],
-    groups: int,
+    examples: Examples, images: Tensor, dy: Tensor, weight: Tensor, g: Geometry, after: tuple[int, ...]
 ) -> KernelGradients:
-    """Gradients of a kernel on images (n, c, *image), with ``dy`` (n, o, *positions) and n images in all examples."""
-    before, after = padding
-    if before != after:
-        images = F.pad(images, [n for ends in zip(reversed(before), reversed(after), strict=True) for n in ends])
-        before = (0,) * len(before)
-    kernel = tuple(weight.shape[2:])
+    """Gradients of a kernel on images (n, c, *image), with ``dy`` (n, o, *positions) and n images in all examples.
+
+    The padding of the geometry stands before the image, and ``after`` behind it.
+    """
+    if after != g.padding:
+        ends = zip(reversed(g.padding), reversed(after), strict=True)
+        images = F.pad(images, [n for pair in ends for n in pair])
+        g = replace(g, padding=(0,) * len(after))
     if len(images) != examples.count:
-        if len(kernel) == 3:
+        if len(g.kernel) == 3:
             raise ValueError(f"{len(images)} volumes in a batch of {examples.count} examples")
         # The images of one example become a further axis, on which the kernel has length one.
         images, dy = (examples.first(factor).transpose(1, 2) for factor in (images, dy))
-        kernel, stride, before, dilation = (1, *kernel), (1, *stride), (0, *before), (1, *dilation)
-    return KernelGradients(images, dy, Geometry(kernel, stride, before, dilation, groups), weight.shape)
+        g = Geometry((1, *g.kernel), (1, *g.stride), (0, *g.padding), (1, *g.dilation), g.groups)
+    return KernelGradients(images, dy, g, weight.shape)
 
 
 @rule(torch.conv1d, torch.conv2d, torch.conv3d, operand=("weight", "bias"))
@@ -451,11 +445,11 @@ def conv(
     if padding == "same":
         total = [d * (k - 1) for d, k in zip(steps, weight.shape[2:], strict=True)]
         before = tuple(n // 2 for n in total)
-        ends = before, tuple(n - m for n, m in zip(total, before, strict=True))
+        after = tuple(n - m for n, m in zip(total, before, strict=True))
     else:
-        before = _per_axis(0 if isinstance(padding, str) else padding, axes)
-        ends = before, before
-    return _kernel_gradients(examples, input, dy, weight, _per_axis(stride, axes), ends, steps, groups)
+        before = after = _per_axis(0 if isinstance(padding, str) else padding, axes)
+    geometry = Geometry(tuple(weight.shape[2:]), _per_axis(stride, axes), before, steps, groups)
+    return _kernel_gradients(examples, input, dy, weight, geometry, after)
 
 
 @rule(torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d, operand=("weight", "bias"))
@@ -480,4 +474,5 @@ def conv_transpose(
     # Output padding of a whole stride would be one position more than x has.
     extra = zip(before, _per_axis(output_padding, axes), steps, strict=True)
     after = tuple(p - n // s * s for p, n, s in extra)
-    return _kernel_gradients(examples, dy, input, weight, steps, (before, after), _per_axis(dilation, axes), groups)
+    geometry = Geometry(tuple(weight.shape[2:]), steps, before, _per_axis(dilation, axes), groups)
+    return _kernel_gradients(examples, dy, input, weight, geometry, after)

@@ -147,11 +147,7 @@ def scale_gradients(
 
 
 def _register(
-    operation: Operation,
-    reduce: Reduce,
-    normalize: Operation,
-    operands: Sequence[str] = ("weight", "bias"),
-    check: Callable[[Mapping[str, Any]], None] | None = None,
+    operation: Operation, reduce: Reduce, normalize: Operation, check: Callable[[Mapping[str, Any]], None] | None = None
 ) -> None:
     """The rules of scale and shift: G_c = sum over positions of dy_c x_hat_c, and G_c = sum over positions of dy_c.
 
@@ -160,6 +156,7 @@ def _register(
     examples are not independent.
     """
     names = tuple(inspect.signature(operation).parameters)
+    operands = [name for name in ("weight", "bias") if name in names]
 
     def affine(operand: str, examples: Examples, dy: Tensor, *given: Any, **named: Any) -> ExampleGradients:
         arguments = {**dict(zip(names, given, strict=False)), **named}
@@ -171,7 +168,7 @@ def _register(
         input, weight = arguments["input"], arguments["weight"]
         return scale_gradients(examples, dy, input, weight, lambda x: normalize(**settings | {"input": x}), reduce)
 
-    rule(operation, operand=tuple(operands), names=names)(affine)
+    rule(operation, operand=operands, names=names)(affine)
 
 
 def _check_instance_norm(arguments: Mapping[str, Any]) -> None:
@@ -188,7 +185,7 @@ def _check_batch_norm(arguments: Mapping[str, Any]) -> None:
 
 
 _register(F.layer_norm, unbroadcast, F.layer_norm)
-_register(F.rms_norm, unbroadcast, F.rms_norm, operands=("weight",))
+_register(F.rms_norm, unbroadcast, F.rms_norm)
 # torch.group_norm, because F.group_norm refuses one example with one element in each group, which a part may be.
 _register(F.group_norm, unbroadcast_channels, torch.group_norm)
 _register(F.instance_norm, unbroadcast_channels, F.instance_norm, check=_check_instance_norm)

@@ -98,14 +98,14 @@ def einsum(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Map
     if not isinstance(equation, str) or "->" not in equation or not all(isinstance(x, Tensor) for x in operands):
         return NotImplemented
     letter = next((letter for letter in ascii_letters if letter not in equation), None)
+    if letter is None:
+        return NotImplemented
     factors, result = equation.split("->")
     terms = [
         f"{letter}{term.strip()}" if is_wrapped(operand) else term
         for term, operand in zip(factors.split(","), operands, strict=True)
     ]
     inner = [physical(operand) if is_wrapped(operand) else operand for operand in operands]
-    if letter is None:
-        return NotImplemented
     return _no_view(run(func, (f"{','.join(terms)}->{letter}{result.strip()}", *inner), {}))
 
 
@@ -245,7 +245,7 @@ def class_loss(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs:
     scores, labels = physical(input), physical(target)
     reduction = arguments.pop("reduction", "mean")
     several = scores.shape[1] != 1
-    given = {"input": _rows(scores), "target": _rows(labels), "reduction": "none"}
+    given = {"input": scores.flatten(0, 1), "target": labels.flatten(0, 1), "reduction": "none"}
     try:
         losses = run(func, (), arguments | given)
     except IndexError:  # its message names the label
@@ -253,7 +253,7 @@ def class_loss(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs:
             f"a label is outside of the {scores.shape[2]} classes that there are scores for; correct it, or give "
             'PerExampleClip(..., errors="skip"), with which such a record adds nothing'
         ) from None
-    losses = losses.unflatten(0, scores.shape[:2]) if several else losses.unsqueeze(1)
+    losses = losses.view(scores.shape[:2])
     if reduction == "none":
         return losses
     if reduction == "mean" and weight is not None and not several and not arguments.get("label_smoothing"):
@@ -268,7 +268,3 @@ def class_loss(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs:
             counted = torch.where(counted, weight[torch.where(counted, labels, 0)], 0)
         counted = counted.sum(1)
     return total / counted if reduction == "mean" else NotImplemented
-
-
-def _rows(tensor: Tensor) -> Tensor:
-    return tensor.flatten(0, 1) if tensor.shape[1] != 1 else tensor.squeeze(1)

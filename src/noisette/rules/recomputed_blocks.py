@@ -6,12 +6,10 @@ examples and in the same surroundings, and what was recorded of it gets its argu
 
 from __future__ import annotations
 
-import dataclasses
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -21,6 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from noisette.core import vmap
 from noisette.core.forms import Use
 from noisette.core.loss import versions_of
+from noisette.core.steps import RandomStates
 from noisette.core.trace import ForwardPass, Recorder
 from noisette.core.trees import tensors
 from noisette.errors import PrivacyError
@@ -30,32 +29,24 @@ from noisette.errors import PrivacyError
 class Surroundings:
     """What code computes under, apart from its arguments: torch's random state, and lower precision."""
 
-    cpu: Tensor
-    cuda: dict[int, Tensor]  # random states by number of the device
+    random: RandomStates
     autocast: dict[str, torch.dtype]  # types of devices that compute in lower precision
 
     @classmethod
     def now(cls, tensors: Sequence[Tensor]) -> Surroundings:
-        devices = {tensor.device for tensor in tensors}
-        cuda = sorted({device.index or 0 for device in devices if device.type == "cuda"})
-        kinds = {device.type for device in devices if torch.is_autocast_enabled(device.type)}
-        return cls(
-            torch.get_rng_state(),
-            {number: torch.cuda.get_rng_state(number) for number in cuda},
-            {kind: torch.get_autocast_dtype(kind) for kind in kinds},
-        )
+        kinds = {tensor.device.type for tensor in tensors}
+        lower = {kind: torch.get_autocast_dtype(kind) for kind in kinds if torch.is_autocast_enabled(kind)}
+        return cls(RandomStates.now(), lower)
 
     @contextmanager
     def restored(self) -> Iterator[None]:
         """Within it they are as they were, and gradients are enabled; afterwards random numbers go on as before."""
         with ExitStack() as stack:
-            stack.enter_context(torch.random.fork_rng(list(self.cuda)))
+            stack.callback(RandomStates.now().restore)
             stack.enter_context(torch.enable_grad())
             for kind, dtype in self.autocast.items():
                 stack.enter_context(torch.autocast(kind, dtype))
-            torch.set_rng_state(self.cpu)
-            for number, state in self.cuda.items():
-                torch.cuda.set_rng_state(state, number)
+            self.random.restore()
             yield
 
 
@@ -79,11 +70,11 @@ _DIFFERS = (
 )
 
 
+@dataclass(eq=False)
 class _Saved:
     """In place of a tensor that the graph would keep; it holds the tensor once the block has been recomputed."""
 
-    def __init__(self) -> None:
-        self.tensor: Tensor | None = None
+    tensor: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -98,39 +89,34 @@ class _UseInBlock(Use):
         return self.block.use(self)
 
 
-class Blocks:
-    """The checkpointed blocks of one recorded forward pass inside of ``vmap``."""
+def recompute(
+    recorder: Recorder, function: Callable[..., Any], *options: Any, **keywords: Any
+) -> Generator[None, None, None]:
+    """What ``torch.utils.checkpoint`` does inside of ``vmap`` before a function runs, and after it.
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-        self._inside = False  # of a block: a block within it is part of it
-
-    def __call__(self, function: Callable[..., Any], *options: Any, **keywords: Any) -> Iterator[None]:
-        """What ``torch.utils.checkpoint`` does before a function runs, and after it.
-
-        Options come first: the random state's, the contexts', three others; then the arguments of the function.
-        """
-        if self._inside:
+    Options come first: the random state's, the contexts', three others; then the arguments of the function.
+    """
+    if recorder.is_in_block:  # a block within a block is part of it
+        yield
+        return
+    args, recording = options[5:], recorder.recording
+    block = _Block(_again(recorder, function, args, keywords))
+    uses, derived = len(recording.uses), len(recording.derived)
+    recorder.is_in_block = True
+    try:
+        with saved_tensors_hooks(block.pack, block.unpack):
             yield
-            return
-        args, recording = options[5:], self._recorder.recording
-        block = _Block(_Call(self._recorder, function, args, keywords))
-        uses, derived = len(recording.uses), len(recording.derived)
-        self._inside = True
-        try:
-            with saved_tensors_hooks(block.pack, block.unpack):
-                yield
-        finally:
-            self._inside = False
-        if len(recording.derived) == derived:  # a derived weight would be another one when it is recomputed
-            recording.uses[uses:] = [block.without_arguments(use) for use in recording.uses[uses:]]
+    finally:
+        recorder.is_in_block = False
+    if len(recording.derived) == derived:  # a derived weight would be another one when it is recomputed
+        recording.uses[uses:] = [block.without_arguments(use) for use in recording.uses[uses:]]
 
 
 class _Block:
     """One call of a checkpointed function: what its graph saves and its uses hold, once it has been recomputed."""
 
-    def __init__(self, call: _Call) -> None:
-        self._call: _Call | None = call
+    def __init__(self, again: Again) -> None:
+        self._again: Again | None = again
         self._saved: list[weakref.ref[_Saved]] = []  # the graph holds them, and frees them as its nodes are done
         self._uses = 0  # without arguments
         self._recomputed: dict[int, Use] = {}
@@ -147,8 +133,7 @@ class _Block:
 
     def without_arguments(self, use: Use) -> Use:
         self._uses += 1
-        fields = {field.name: getattr(use, field.name) for field in dataclasses.fields(use)}
-        fields |= {"args": (), "kwargs": {}, "versions": ()}
+        fields = vars(use) | {"args": (), "kwargs": {}, "versions": ()}
         return _UseInBlock(**fields, block=self, number=self._uses - 1)
 
     def use(self, kept: _UseInBlock) -> Use:
@@ -164,9 +149,9 @@ class _Block:
 
     def _recompute(self) -> None:
         """Run the function once more, for what it saves and for the arguments of its uses, if it does the same."""
-        if self._call is None:
+        if self._again is None:
             return
-        call, self._call = self._call, None  # nothing of the call is held afterwards: the graph leads back to here
+        again, self._again = self._again, None  # nothing of the call is held afterwards: the graph leads back to here
         saved = iter(self._saved)
 
         def fill(tensor: Tensor) -> None:
@@ -176,38 +161,35 @@ class _Block:
             if (holder := place()) is not None:
                 holder.tensor = tensor.detach()
 
-        uses = call.again(fill)
+        uses = again(fill)
         if next(saved, None) is not None or (self._uses and len(uses) != self._uses):
             raise PrivacyError(_DIFFERS)
         if self._uses:
             self._recomputed = dict(enumerate(uses))
 
 
-class _Call:
-    """A function, its arguments, and what else its values follow from."""
+Again = Callable[
+    [Callable[[Tensor], None]], list[Use]
+]  # gives each tensor that a graph saves away, and returns the uses
 
-    def __init__(
-        self, recorder: Recorder, function: Callable[..., Any], args: tuple[Any, ...], keywords: Mapping[str, Any]
-    ) -> None:
-        self._recorder = recorder
-        self._function = partial(function, *args, **keywords)
-        self._before = recorder.made_so_far()
-        with torch._C.DisableTorchFunction(), vmap.outside():  # nothing here is a part of the loss
-            self._given = [vmap.unwrapped(tensor) for tensor in tensors((args, dict(keywords)))]
-            self._versions = self._versions_now()
-            self._surroundings = Surroundings.now(self._given)
 
-    def again(self, save: Callable[[Tensor], None]) -> list[Use]:
-        """Run the function once more; give each tensor that its graph saves to ``save``, and return its uses."""
-        if self._versions != self._versions_now():
+def _again(recorder: Recorder, function: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]) -> Again:
+    """What runs a function once more, with its arguments and what else its values follow from."""
+    before = recorder.made_so_far()
+    with torch._C.DisableTorchFunction(), vmap.outside():  # nothing here is a part of the loss
+        given = [vmap.unwrapped(tensor) for tensor in tensors((args, keywords))]
+        versions = versions_of(given)
+        surroundings = Surroundings.now(given)
+
+    def again(save: Callable[[Tensor], None]) -> list[Use]:
+        if versions != versions_of(given):
             raise PrivacyError("an argument of a checkpointed function was changed in place after the call")
-        hooks, recording = saved_tensors_hooks(save, _refuse), self._recorder.again(self._before)
-        with self._surroundings.restored(), hooks, recording as uses:
-            self._function()
+        hooks, recording = saved_tensors_hooks(save, _refuse), recorder.again(before)
+        with surroundings.restored(), hooks, recording as uses:
+            function(*args, **keywords)
         return uses
 
-    def _versions_now(self) -> list[int]:
-        return versions_of(self._given)
+    return again
 
 
 def _refuse(nothing: None) -> Tensor:

@@ -24,14 +24,14 @@ from noisette.core.backward import UncoveredError, user_hooks_disabled
 from noisette.core.clip import BookKeeping, ClippedSum, Clipping, ClippingRule, Engine, Group, clipping_of, together
 from noisette.core.loss import Loss, Microbatch, ModelBuffers, OutsideTensors, Unwrapped
 from noisette.core.release import BoundedSum, Stateful
-from noisette.core.trace import LossCall, record_losses
+from noisette.core.trace import LossCall, TrainedModel, record_losses
 from noisette.core.vmap import ExamplesDisagreeError, NotVectorizedError, shared_numbers_refused
 from noisette.errors import MissingRuleError, PrivacyError
 from noisette.ranks import Alone, AnyRanks, in_step
 from noisette.ranks.process_group import canonical_parameters
 from noisette.ranks.shards import Shards, local
 from noisette.rules.conv import few_operations
-from noisette.rules.recomputed_blocks import Blocks, repeatable
+from noisette.rules.recomputed_blocks import recompute, repeatable
 
 if TYPE_CHECKING:
     from noisette.clipping.engines import RecordedCall, Returned
@@ -252,8 +252,8 @@ class PerExampleClip:
         if self._is_sharded:
             way_out = "call run.accumulate(loss, *batch), or give each rank the whole model"
             raise PrivacyError(f"a sharded model takes the loss of one example: {way_out}")
-        trained, one_by_one = self._trained(), self._is_one_by_one
-        returned = record_rows(self.model, batch, trained, self.buffers, self._outside, one_by_one=one_by_one)
+        model = TrainedModel(self.model, self._trained(), self.buffers, self._outside)
+        returned = record_rows(model, batch, one_by_one=self._is_one_by_one)
         self._is_one_by_one |= returned.call.recording is None
         return returned
 
@@ -352,15 +352,16 @@ class PerExampleClip:
                 self._may_call_model_at_once &= isinstance(error, NotVectorizedError)
         from noisette.clipping.engines import calls_of_loss, clipped_sum_of, clipped_sum_one_by_one
 
-        call, trained = LossCall(loss, self.model, microbatch, self.buffers, {}), self._trained()
+        trained = self._trained()
+        model = TrainedModel(self.model, trained, self.buffers, self._outside)
         if self._may_call_model_at_once:
             try:
-                calls = calls_of_loss(call, trained, self._outside, public, Blocks)
+                calls = calls_of_loss(loss, model, microbatch, public, recompute)
                 with _without_autocast(microbatch.tensors[0].device.type):
                     return clipped_sum_of([calls], 1, self.engine, trained, clipping)
             except (NotVectorizedError, MissingRuleError, NotImplementedError):
                 microbatch.check_unwritten()
-        found = clipped_sum_one_by_one(call, trained, clipping)
+        found = clipped_sum_one_by_one(LossCall(loss, self.model, microbatch, self.buffers), trained, clipping)
         self._may_call_model_at_once = False
         return found
 
@@ -370,7 +371,8 @@ class PerExampleClip:
         """The clipped sum of a microbatch, by one call of the loss; ``once``: no part of it is computed again."""
         trained = self._trained()
         repeats = not once and getattr(self.engine, "repeats_the_pass", False)
-        arguments = loss, self.model, microbatch, trained, self.buffers, self._outside, public, None if once else Blocks
+        model = TrainedModel(self.model, trained, self.buffers, self._outside)
+        arguments = loss, model, microbatch, public, None if once else recompute
         record = partial(record_losses, *arguments)
         code = _code_of(loss)
         with nullcontext() if code in self._known_losses else shared_numbers_refused():
