@@ -99,12 +99,12 @@ def table_of_runs(report: dict[str, Any]) -> str:
 
 
 def table_of_growth(report: dict[str, Any]) -> str:
-    """Milliseconds of a step and seconds to start a run, for each size of what grows."""
-    rows = ["| of | size | start, s | step, ms | plain step, ms |", "|---|---|---|---|---|"]
+    """Seconds to start a run and milliseconds of its steps, a row for each thing that grows."""
+    rows = ["| of | sizes | start, s | step, ms | plain step, ms |", "|---|---|---|---|---|"]
     for name, cells in report["cells"].items():
-        for cell in cells:
-            figures = (f"{cell[key]:.2f}" for key in ("start_s", "step_ms", "plain_ms"))
-            rows.append(f"| {' | '.join([name, format(cell['size'], ','), *figures])} |")
+        sizes = ", ".join(f"{cell['size']:.0e}".replace("e+0", "e") for cell in cells)
+        figures = [", ".join(f"{cell[key]:.3g}" for cell in cells) for key in ("start_s", "step_ms", "plain_ms")]
+        rows.append(f"| {' | '.join([name, sizes, *figures])} |")
     return "\n".join(rows)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from itertools import pairwise
+from typing import cast
 
 import numpy as np
 from scipy.optimize import brentq
@@ -236,8 +237,9 @@ def least_epsilon(delta_at: Callable[[float], float], delta: float, tolerance: f
         return math.log(min(max(delta_at(epsilon), 1e-300), 1e300) / delta)
 
     if excess(high) < 0:
-        high = float(brentq(excess, low, high, xtol=tolerance * high / 4, rtol=max(tolerance / 4, 1e-15)))
-        high *= 1 + tolerance
+        near = np.float64(max(tolerance / 4, 1e-15))
+        root = cast("float", brentq(excess, low, high, xtol=tolerance * high / 4, rtol=near))
+        high = root * (1 + tolerance)
     while delta_at(high) > delta:
         high *= 1 + tolerance
     return high
