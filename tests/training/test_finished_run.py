@@ -106,7 +106,7 @@ def test_a_run_is_signed_and_verified_without_its_records(tmp_path: Path) -> Non
     assert "another key or another run" in noisette(*verified, keys(other)[1]).output
     reseal(run, {key: value for key, value in facts(run).items() if key != "signature"} | {"epsilon": 0.1})
     assert "is not signed" in noisette(*verified, public).output
-    assert "signature: none" in noisette("predict", run, rows).output
+    assert "signature" not in noisette("predict", run, rows).output
     signature = facts(run) | {"signature": "00" * 64}
     (run / "run.json").write_text(json.dumps(signature))
     refused = noisette(*verified, public)
@@ -244,7 +244,7 @@ def test_forged_facts_end_in_a_message(run: Path) -> None:
         for value in ("absent", *draw.sample(FORGED, 2)):
             reseal(run, forged(told, place, value))
             for read in (lambda: SavedModel.of_run(run), lambda: AuditedRun.of_run(run).audit_neighbours(pairs=1)):
-                with suppress(ValueError):
+                with suppress(ValueError, FileNotFoundError):
                     read()
             if place == ("recipe", "privacy", "delta"):
                 assert noisette("ledger", "price", run).exit_code in (0, 2)

@@ -11,7 +11,6 @@ from itertools import pairwise
 from typing import cast
 
 import numpy as np
-from scipy.optimize import brentq
 from threadpoolctl import ThreadpoolController
 
 from noisette.accounting import privacy_loss
@@ -225,6 +224,8 @@ def _mean_excess(one: LossDistribution, epsilon: float) -> float:
 
 def least_epsilon(delta_at: Callable[[float], float], delta: float, tolerance: float) -> float:
     """The least epsilon at which delta is no more than this, rounded up by this share; ``inf`` if none is."""
+    from scipy.optimize import brentq  # imported here, as most commands compute no epsilon
+
     if delta_at(0.0) <= delta:
         return 0.0
     low, high = 0.0, 1.0

@@ -44,7 +44,8 @@ def predict(
     if out is not None and out.exists():
         raise ValueError(f"{out} exists; choose another --out, or move it away")
     facts = sealed_facts(run)  # before torch is imported, which takes seconds
-    typer.echo(f"signature: {signature_in_words(facts)}", err=True)
+    if "signature" in facts:
+        typer.echo(f"signature: {signature_in_words(facts)}", err=True)
     if not facts.get("private"):
         typer.echo("The model is of a run without privacy: predictions may tell about its training records.", err=True)
     from noisette.training.saved_model import SavedModel

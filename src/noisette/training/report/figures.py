@@ -132,7 +132,7 @@ def as_svg(panel: Panel) -> str:
             axis.set_major_locator(MaxNLocator(nbins=6, integer=counts))
         if panel.by_factors:
             axes.set_xscale("log")
-            axes.set_xticks(x, [f"{value:g}" for value in x], minor=False)
+            axes.set_xticks(x, [f"{value:.3g}" for value in x], minor=False)
             axes.xaxis.set_minor_locator(NullLocator())
         else:
             axes.set_xlim(0, 1.001 * max(x) or 1)  # the last tick is shown

@@ -119,7 +119,10 @@ def documents_of_curve(runs: Sequence[Facts], baseline: Facts | None) -> dict[st
             title = f"{mark}Test {what} against ε"
             panels.append(Panel(title, "ε", f"test {what}", "private", found, level=level, by_factors=True))
     rows = [
-        (f"epsilon {upward(run.epsilon)}", ", ".join(f"{what} {value:.4g}" for what, value in of.items() if value))
+        (
+            f"epsilon {upward(run.epsilon)}" if run.private else "without privacy",
+            ", ".join(f"{what} {value:.4g}" for what, value in of.items() if value is not None),
+        )
         for run, of in zip((*runs, baseline), (*measured, plain), strict=True)
         if run is not None
     ]
