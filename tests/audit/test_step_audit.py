@@ -138,14 +138,18 @@ def of_two_seeds(real, source, tensors, *, step, std, divisor):
         tensor.div_(divisor).add_(torch.randn(tensor.shape, generator=generator), alpha=std)
 
 
-def bound_for_each_of_two_parameters(patch: pytest.MonkeyPatch) -> None:
+def sums_times(factor: float, patch: pytest.MonkeyPatch) -> None:
     real = BookKeeping.clipped_sum
 
     def clipped_sum(self, forward, parameters, clipping):
         clipped = real(self, forward, parameters, clipping)
-        return replace(clipped, sums={name: 1.4 * g for name, g in clipped.sums.items()})
+        return replace(clipped, sums={name: factor * g for name, g in clipped.sums.items()})
 
     patch.setattr(BookKeeping, "clipped_sum", clipped_sum)
+
+
+def bound_for_each_of_two_parameters(patch: pytest.MonkeyPatch) -> None:
+    sums_times(1.4, patch)
 
 
 def last_piece_alone(patch: pytest.MonkeyPatch) -> None:
@@ -322,13 +326,7 @@ def test_a_record_moves_a_sum_by_no_more_than_the_bound(name: str) -> None:
 
 
 def test_a_sum_that_moves_too_far_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = BookKeeping.clipped_sum
-
-    def clipped_sum(self, forward, parameters, clipping):
-        clipped = real(self, forward, parameters, clipping)
-        return replace(clipped, sums={name: 1.1 * g for name, g in clipped.sums.items()})
-
-    monkeypatch.setattr(BookKeeping, "clipped_sum", clipped_sum)
+    sums_times(1.1, monkeypatch)
     audit = audit_neighbours(PerExampleClip(network(), 0.5), draw, loss, pairs=2)
     assert audit.verdict is Verdict.VIOLATION
     assert audit.findings == ("one record moves the sum of a batch by 1.1 times the bound",)
