@@ -1,4 +1,4 @@
-"""How a step of a run grows with records, parameters, modules and planned steps, on one thread.
+"""How a step of a run grows with records, parameters (trained and frozen), modules and planned steps, on one thread.
 
     python -m benchmarks.growth [--only records,parameters,modules] [--steps 30] [--out DIR]
 
@@ -27,6 +27,7 @@ from noisette import Ledger, PerExampleClip, privatize
 
 Cell = dict[str, Any]
 _WIDTH = 20  # inputs of an example
+_RANK = 8
 _EPSILON = 3.0
 
 
@@ -57,6 +58,26 @@ def by_parameters(parameters: int, steps: int) -> Cell:
     """Four square layers that have so many weights together."""
     width = round((parameters / 4) ** 0.5)
     layers = [nn.Linear(_WIDTH, width), *[nn.Linear(width, width, bias=False) for _ in range(4)], nn.Linear(width, 2)]
+    return measured(nn.Sequential(*layers), records=10_000, batch=16, planned=1_000, steps=min(steps, 10))
+
+
+class LowRank(nn.Module):
+    """A frozen square layer and a trained matrix of rank 8 beside it: LoRA, Hu et al. 2022, equation 3."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(width, width, bias=False).requires_grad_(False)
+        self.down, self.up = nn.Linear(width, _RANK, bias=False), nn.Linear(_RANK, width, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.frozen(x) + self.up(self.down(x))
+
+
+def by_frozen_parameters(parameters: int, steps: int) -> Cell:
+    """Four frozen square layers that have so many weights together, with matrices of low rank that are trained."""
+    width = round((parameters / 4) ** 0.5)
+    layers = [nn.Linear(_WIDTH, width), *[LowRank(width) for _ in range(4)], nn.Linear(width, 2)]
     return measured(nn.Sequential(*layers), records=10_000, batch=16, planned=1_000, steps=min(steps, 10))
 
 
@@ -127,6 +148,7 @@ def _median(step: Callable[[], None], steps: int) -> float:
 GROWTHS: dict[str, tuple[tuple[int, ...], Callable[[int, int], Cell]]] = {
     "records": ((10**4, 10**5, 10**6, 10**7, 10**8, 10**9), by_records),
     "parameters": ((10**5, 10**6, 10**7, 10**8), by_parameters),
+    "frozen parameters": ((10**7, 10**8, 1_200_000_000), by_frozen_parameters),
     "modules": ((10, 100, 1_000, 5_000), by_modules),
     "planned steps": ((10**3, 10**4, 10**5, 10**6), by_planned_steps),
 }

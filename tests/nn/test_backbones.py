@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from noisette.cli import app
 from noisette.nn.models.backbones import PACKAGES, folder_of
-from noisette.nn.models.factory import ImageFeatures, fixed_features
+from noisette.nn.models.factory import ImageFeatures, _mean_responses, fixed_features
 from noisette.training.evaluation import cached_features
 from noisette.training.saved_model import SavedModel
 
@@ -59,6 +59,27 @@ def test_images_are_brought_to_the_size_and_range_of_the_network(images: Path) -
     assert features(grey).dtype == torch.float32
     assert torch.allclose(features(grey), expected, atol=0.1)
     assert not any(p.requires_grad for p in features.parameters())
+
+
+class Blocks(nn.Module):
+    """The parts of EfficientNet's network that are read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._blocks = nn.ModuleList([nn.Conv2d(3, 4, 3), nn.Conv2d(4, 5, 3)])
+
+    def extract_features(self, images: Tensor) -> Tensor:
+        for block in self._blocks:
+            images = block(images)
+        return images.square()
+
+
+def test_every_block_of_efficientnet_gives_its_means() -> None:
+    network, images = Blocks(), torch.rand(2, 3, 8, 8)
+    outputs = [first := network._blocks[0](images), second := network._blocks[1](first), second.square()]
+    found = _mean_responses(network, images)
+    assert torch.equal(found, torch.cat([output.mean((2, 3)) for output in outputs], 1))
+    assert torch.equal(_mean_responses(network, images), found)  # no hook is left
 
 
 def test_texts_become_the_mean_of_their_tokens_of_norm_one(texts: Path) -> None:

