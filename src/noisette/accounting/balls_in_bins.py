@@ -68,9 +68,7 @@ def random_allocation(*, batches: int, chosen: int, noise_multiplier: float, pas
         raise ValueError(f"expected chosen <= batches, got chosen={chosen}, batches={batches}")
     size, larger = divmod(batches, chosen)
     groups = {size: chosen - larger, size + 1: larger}
-    return {
-        BallsInBinsGaussian(bins, noise_multiplier): bins * number * passes for bins, number in groups.items() if number
-    }
+    return {BallsInBinsGaussian(bins, noise_multiplier): bins * n * passes for bins, n in groups.items() if n}
 
 
 class _Sum(NamedTuple):

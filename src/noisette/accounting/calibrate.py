@@ -174,8 +174,7 @@ def noise_multiplier_for(
         sampling_rate: probability in (0, 1] that an example is in a batch.
         steps: number of releases, at least 1.
         accountant: computes the privacy cost. Unless given it is :class:`PldAccountant`, or with prior events
-            :class:`~noisette.accounting.filters.RenyiFilter`, which holds also where these steps are chosen by the
-            results of those.
+            :class:`~noisette.accounting.filters.RenyiFilter`, which holds also where their results chose these steps.
         prior_events: other releases about the same records, which count towards the same budget.
 
     Guarantee: by this accountant the result costs ``epsilon`` or less. With one part in a thousand less noise it would

@@ -157,8 +157,7 @@ def check_events(events: Events) -> None:
         raise ValueError(
             f"events of different neighbouring relations cannot be composed: {listed}. State all of them for one, as "
             "neighbouring=Neighbouring.ADD_OR_REMOVE_USER with the noise for a user, or keep a ledger for each; "
-            "noisette ledger price --records-per-user K gives the cost for users of releases that are stated for "
-            "records"
+            "noisette ledger price --records-per-user K gives the cost for users of releases stated for records"
         )
 
 

@@ -10,8 +10,7 @@ mean of exp((alpha - 1) L) under P for the next release is at most exp((alpha - 
 
     M_t = exp((alpha - 1) (L_t - rho_t(alpha)))
 
-never grows in the mean: it is a supermartingale that begins at 1 (Feldman and Zrnic 2021; Lécuyer 2021). The same holds
-with P and Q exchanged.
+never grows in the mean: it is a supermartingale from 1 on (Feldman and Zrnic 2021; Lécuyer 2021), also with P for Q.
 
 Filter. Let the budget (epsilon, delta) fix some orders, each with a share delta_alpha of delta and the limit
 epsilon - c(alpha, delta_alpha), where c is the conversion of Canonne, Kamath and Steinke 2020, Proposition 12. Stop
@@ -26,8 +25,8 @@ and all together delta. No order may depend on results, so they are functions of
 
 A first declaration alone in its ledger is composed as before, and its budget may then be exhausted beyond every order's
 limit. Others follow only where its whole plan is within a limit, even if it was stopped early: otherwise the choice to
-stop would have been one between two budgets. So every path with several declarations, or the choice of having them, is
-one of the filter.
+stop would have been one between two budgets. So every path with several declarations, or the choice of them, is one of
+the filter.
 
 Odometer. Without a budget set beforehand, M_t exceeds K / delta at any time with probability at most delta / K (Ville's
 inequality). So with probability 1 - delta, for all K orders and at all times at once,
@@ -114,8 +113,8 @@ class RenyiFilter:
 class RenyiOdometer:
     """The accountant of what was spent so far, without a budget, whatever was chosen by earlier results.
 
-    Guarantee: with probability 1 - delta the privacy loss is at most the epsilon of what was released so far, at all
-    times at once.
+    Guarantee: with probability 1 - delta, at all times at once, the privacy loss is at most the epsilon of what was
+    released so far.
     Source: Lécuyer 2021, "Practical Privacy Filters and Odometers with Rényi Differential Privacy"; the proof above.
 
     >>> round(RenyiOdometer().compose({kinds.Gaussian(noise_multiplier=4.0): 4}).epsilon(delta=1e-5), 2)

@@ -47,8 +47,7 @@ class Composition:
     because 1/(s (s + 1)) is the Laplace transform of 1 - exp(-x). The integral is computed as a sum over equally spaced
     points at distance 2 pi / W. By Poisson's summation formula the sum is that of exp(c m W) delta(epsilon + m W) over
     all integers m: all of these are positive, so the sum is too large, by little if W is large.
-    The sum is finite because one more release is composed, a Gaussian one with a tiny share of the cost: its factor
-    bounds all later terms.
+    The sum is finite because one more release is composed, a Gaussian of a tiny cost: its factor bounds later terms.
     Guarantee: delta and epsilon are upper bounds: the terms left out and the rounding of all others are added.
     """
 
@@ -247,22 +246,22 @@ def least_epsilon(delta_at: Callable[[float], float], delta: float, tolerance: f
 
 
 def _characteristic(
-    one: LossDistribution, tilted: Tilted, c: float, spacing: float, points: int
+    one: LossDistribution, tilted: Tilted, c: float, step: float, points: int
 ) -> tuple[np.ndarray, float]:
-    """The mean of exp(i t (loss - mean)) under a tilted distribution for all t = k * spacing, and its error.
+    """The mean of exp(i t (loss - mean)) under a tilted distribution for all t = k * step, and its error.
 
     With k = a * rows + b the exponential is a product over a and b, so all means are one product of two matrices.
     """
     rows = math.ceil(math.sqrt(points))
     likely = tilted.weights > LEAST_WEIGHT
     weights = tilted.weights[likely]
-    losses = spacing * (one.losses[likely] - tilted.mean)
+    losses = step * (one.losses[likely] - tilted.mean)
     fine = _powers(np.exp(1j * losses), rows)
     coarse = _powers(np.exp(1j * rows * losses), math.ceil(points / rows)) * weights
     with _linear_algebra().limit(limits=1, user_api="blas"):
         factor = (coarse @ fine.T).ravel()[:points]
     left_out = LEAST_WEIGHT * (len(tilted.weights) - len(weights))
-    phases = points * spacing * (float(weights @ np.abs(one.losses[likely])) + abs(tilted.mean))
+    phases = points * step * (float(weights @ np.abs(one.losses[likely])) + abs(tilted.mean))
     exponents = float(tilted.weights @ np.abs(c * one.losses)) + abs(tilted.log_mean)
     return factor, one.uncertainty + left_out + 4 * ROUNDING * (phases + exponents + 2 * rows)
 

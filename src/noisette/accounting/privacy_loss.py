@@ -195,10 +195,8 @@ def pair_of_replaced(event: kinds.FixedSizeGaussian) -> PoissonGaussian:
 def replaced_loss(mixture: Mixture, tail: float) -> LossDistribution:
     """The privacy loss in either direction when a record is replaced, where the mixture has the shifts 0 and mu.
 
-    For an epsilon above 0 the pair is the mixture and the Gaussian, below 0 the Gaussian and the mixture, and what is
-    left is a loss of 0.
-    Source: Zhu, Dong and Wang 2022, "Optimal Accounting of Differential Privacy via Characteristic Function",
-    Theorem 11.
+    For an epsilon above 0 the pair is mixture and Gaussian, below 0 Gaussian and mixture, and the rest is a loss of 0.
+    Source: Zhu, Dong and Wang 2022, "Optimal Accounting [...] via Characteristic Function", Theorem 11.
     """
     middle = float(mixture.shifts[1]) / 2  # the loss is 0 where both densities are equal
     grid = _Grid(mixture, 0.0, _points(mixture, middle, tail))

@@ -87,8 +87,7 @@ class RdpAccountant:
 
     A pass of balls in bins counts as one release over all records, which is more than it costs. Batches of fixed size
     count at most twice what the Gaussian needs. Each of the ``orders`` is above 1.
-    Source: Mironov, Talwar and Zhang 2019 (Poisson batches); Papernot and Steinke 2022, Theorems 2 and 6 (repeated
-    runs).
+    Source: Mironov, Talwar and Zhang 2019 (Poisson batches); Papernot and Steinke 2022, Theorems 2, 6 (repeated runs).
 
     >>> from noisette.accounting.events import PoissonGaussian
     >>> round(RdpAccountant().compose({PoissonGaussian(0.01, 4.0): 10_000}).epsilon(delta=1e-5), 4)
@@ -131,8 +130,7 @@ def _divergences(event: Event, orders: tuple[float, ...]) -> np.ndarray:
         case kinds.TruncatedPoissonGaussian():
             return _truncated_divergences(event, orders)
         case kinds.BallsInBinsGaussian() | kinds.DiscreteGaussian():
-            # Canonne, Kamath and Steinke 2020, Theorem 4; a mixture of releases over all records, one a bin, costs no
-            # more than one
+            # Canonne, Kamath and Steinke 2020, Theorem 4; a mixture of releases over all records costs at most one
             return a / (2 * resolved_noise(event.noise_multiplier) ** 2)
         case kinds.ZcdpAmount():
             return event.rho * a
@@ -193,8 +191,7 @@ def of_best(orders: np.ndarray, of_run: np.ndarray, mean: float, shape: float) -
     """The divergences of the best of a random number of runs, of which each has those of ``of_run`` in both directions.
 
     Guarantee: they hold for any number of orders above 1, also where some divergences are infinite. Theorem 2 takes one
-    of the orders for the number of runs, so that each is valid, and here it is the best; a divergence is not above that
-    of a larger order.
+    of the orders for the number of runs: each is valid, and here it is the best. Divergences grow with the order.
     Source: Papernot and Steinke 2022, Theorem 6 for the Poisson distribution, Theorem 2 for all others.
     """
     found = of_run + math.log(mean) / (orders - 1)

@@ -60,8 +60,7 @@ class RunAudit(Audit):
     @property
     def findings(self) -> tuple[str, ...]:
         return tuple(
-            f"at delta={p.delta:g} the run costs epsilon={p.certified:.3g} or more; at most {p.guaranteed:.3g} is "
-            "guaranteed"
+            f"at delta={p.delta:g} a run costs epsilon={p.certified:.3g} or more; guaranteed is {p.guaranteed:.3g}"
             for p in self.points
             if p.certified > p.guaranteed
         )
@@ -163,9 +162,7 @@ class AuditedRun:
     def of_recipe(cls, recipe: Recipe, data: DataSet) -> Self:
         """The run of this recipe, for Poisson batches of records. Nothing is trained."""
         if other := _other_batches(recipe):
-            raise ValueError(
-                f"the audit of a recipe knows Poisson batches of records, not {other}; train, then audit the run"
-            )
+            raise ValueError(f"this audit knows Poisson batches of records, not {other}; train, then audit the run")
         with Ledger() as ledger:
             run = start_run(recipe, _setup(recipe, data, ledger), data.declared_size, ledger, Alone(), _ONE_RUN)
             released = {**ledger.events, run.event: run.steps}

@@ -312,8 +312,7 @@ def audit_step(
 
     Args:
         step: takes the records of a batch, (n, ``canaries.width``), and returns the noised sum of their clipped
-            gradients, flat, (``canaries.width``,): before any division by a batch size, or multiplied with it. The
-            audit draws the batches.
+            gradients, flat, (``canaries.width``,), not divided by a batch size. The audit draws the batches.
         bound: the documented bound on the gradient of one example.
         noise_multiplier: the documented standard deviation of the noise in units of the bound.
         canaries: the records; ``Canaries()`` unless given.

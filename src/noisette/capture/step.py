@@ -42,8 +42,7 @@ class CapturedSteps:
     """The graphs of a clip's private step, one for each kind of microbatch.
 
     A kind is given by shapes, types and devices, modes, which parameters train, code and plain values of Python
-    (:func:`python_values`), and settings of torch. A value that is another one in each step makes so many kinds that
-    the step stays eager.
+    (:func:`python_values`), and settings of torch. With a value that differs in each step, steps stay eager.
     """
 
     def __init__(self, model: nn.Module, step: Step, outside: OutsideTensors, schedule: Schedule) -> None:

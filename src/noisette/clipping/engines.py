@@ -16,26 +16,13 @@ from torch.nn.utils.stateless import _reparametrize_module  # pyright: ignore[re
 from torch.overrides import TorchFunctionMode
 
 from noisette import errors as checks
-from noisette.core import vmap
+from noisette.core import trace, vmap
 from noisette.core.backward import per_example_gradients, search, user_hooks_disabled
 from noisette.core.clip import BookKeeping as BookKeeping
 from noisette.core.clip import ClippedSum, Clipping, Engine, Weights, clip_and_sum, group_norms, may_wait, together
 from noisette.core.forms import Dense, ExampleGradients, Operation, with_norms
 from noisette.core.loss import CallAgainError, Loss, Microbatch
-from noisette.core.trace import (
-    CALL,
-    OF_A_CONSTANT,
-    ForwardPass,
-    LossCall,
-    Recompute,
-    Recording,
-    TrainedModel,
-    kept_from_another_call,
-    one_value,
-    outputs_of,
-    recorded,
-    tensors_among,
-)
+from noisette.core.trace import CALL, ForwardPass, LossCall, Recording, TrainedModel, recorded, tensors_among
 from noisette.core.trees import Args, Keywords, leaves, map_leaves, tensors, with_leaves
 from noisette.core.vmap import DRAWN, DRAWS, QUESTIONS, Draws, NotVectorizedError, as_if_compiled
 from noisette.errors import PrivacyError
@@ -79,7 +66,7 @@ def _loss_and_gradients(
         begin()
         try:
             with torch.enable_grad(), as_if_compiled(), call.buffers.lent(), _OneExample([*one.tensors, *own], draws):
-                value = one_value(call.loss(call.model, *one.args, **one.kwargs))
+                value = trace.one_value(call.loss(call.model, *one.args, **one.kwargs))
             break
         except CallAgainError as error:
             draws.share(error.shared)
@@ -108,25 +95,23 @@ class _OneExample(TorchFunctionMode):
         for tensor in tensors:
             setattr(tensor, CALL, self._call)
 
-    def __torch_function__(
-        self, func: Operation, types: Sequence[type], args: Args = (), kwargs: Keywords | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Operation, types: Any, args: Args = (), kwargs: Keywords | None = None) -> Any:
         kwargs = kwargs or {}
         is_of_example = False
         if func in QUESTIONS:
             self._draws.check(args[0])
         place = self._draws.place(kwargs) if func in DRAWS else None
-        for tensor in tensors_among(args[:1], {}) if func in OF_A_CONSTANT else tensors_among(args, kwargs):
+        for tensor in tensors_among(args[:1], {}) if func in trace.OF_A_CONSTANT else tensors_among(args, kwargs):
             if (call := getattr(tensor, CALL, None)) is not None:
                 if call is not self._call:
-                    raise kept_from_another_call(tensor)
+                    raise trace.kept_from_another_call(tensor)
                 is_of_example = True
         output = self._draws.shared(func, args, kwargs) if place in self._draws.places else func(*args, **kwargs)
         if place is not None or self._draws.any:
             is_followed = lambda tensor: hasattr(tensor, CALL) or hasattr(tensor, DRAWN)  # noqa: E731
-            self._draws.follow(func, place, args, kwargs, outputs_of(output), is_followed)
+            self._draws.follow(func, place, args, kwargs, trace.outputs_of(output), is_followed)
         if is_of_example:
-            for tensor in outputs_of(output):
+            for tensor in trace.outputs_of(output):
                 setattr(tensor, CALL, self._call)
         return output
 
@@ -225,8 +210,7 @@ def clipped_sum_of(
 ) -> ClippedSum:
     """The clipped sum over the rows of calls for the same records; the graphs of the calls are used up.
 
-    The gradients that have arrived at their outputs are multiplied with ``scale``: the number of rows where the loss is
-    a mean over them.
+    Gradients that have arrived at the outputs are multiplied with ``scale``: the rows, where the loss is their mean.
 
     Guarantee: a row's gradient over all calls is clipped before it is added; where the gradient at a row's outputs
     depends on that row alone, adding or removing a row changes each sum by at most its bound.
@@ -260,7 +244,7 @@ def _of_row(
 
 
 def calls_of_loss(
-    loss: Loss, trained: TrainedModel, batch: Microbatch, public: Iterable[Tensor], recompute: Recompute
+    loss: Loss, trained: TrainedModel, batch: Microbatch, public: Iterable[Tensor], recompute: trace.Recompute
 ) -> RecordedCall:
     """The calls of modules until the loss fails in ``vmap``, as one, and the gradients that arrive at their outputs.
 
@@ -489,7 +473,7 @@ class Vmap:
             copies = {name: buffer.clone() for name, buffer in buffers.items()}  # the model's own stay as they are
             one = call.batch.with_tensors([tensor.unsqueeze(0) for tensor in tensors])
             with as_if_compiled(), _reparametrize_module(call.model, trained | copies, tie_weights=True):
-                loss = one_value(call.loss(call.model, *one.args, **one.kwargs)).reshape(())
+                loss = trace.one_value(call.loss(call.model, *one.args, **one.kwargs)).reshape(())
             return loss, loss
 
         of_one = torch.func.grad(loss_of, has_aux=True)

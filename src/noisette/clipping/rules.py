@@ -71,9 +71,8 @@ class GroupwiseClipping:
             if len(prefixes) != 1:
                 problems.append(f"{name} is in {' and '.join(prefixes) or 'no group'}")
         if problems:
-            raise ValueError(
-                "GroupwiseClipping needs every trainable parameter in exactly one group:\n  " + "\n  ".join(problems)
-            )
+            listed = "\n  ".join(problems)
+            raise ValueError(f"GroupwiseClipping needs every trainable parameter in exactly one group:\n  {listed}")
         return [Group(held[prefix], float(bound)) for prefix, bound in self.bounds.items()]
 
 

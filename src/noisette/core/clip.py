@@ -276,8 +276,7 @@ class Accumulator:
         if not self._is_whole:
             self._sums, self._doubles, self._is_whole = {}, {}, True
             raise PrivacyError(
-                "the sum of this batch holds a part of a microbatch, because adding it was interrupted; begin the "
-                "batch anew"
+                "the sum of this batch holds a part of a microbatch, whose adding was interrupted; begin the batch anew"
             )
 
 

@@ -60,9 +60,7 @@ class Examples:
         """The tensor with axes (example, position, ...); a ValueError if the first axis does not hold the examples."""
         size = tensor.shape[0] if tensor.dim() else 0
         if size == 0 or self.count == 0 or size % self.count:
-            raise ValueError(
-                f"the first axis of shape {tuple(tensor.shape)} does not hold the {self.count} examples of the batch"
-            )
+            raise ValueError(f"the first axis of shape {tuple(tensor.shape)} does not hold {self.count} examples")
         return tensor.unflatten(0, (self.count, size // self.count))
 
     def sequences(self, tensor: Tensor) -> Tensor:
@@ -144,9 +142,8 @@ class Outer:
     def squared_norms(self) -> Tensor:
         """Norms by the product of norms for one position, else by Gram matrices or written out, whichever is smaller.
 
-        Gram matrices: with G = L^T R for L (t, o) and R (t, i), the squared norm is the trace of R^T L L^T R, which is
-        the sum over all pairs of positions (s, t) of (L L^T)[s, t] (R R^T)[s, t]. Two (t, t) matrices replace one
-        (o, i) matrix.
+        Gram matrices: with G = L^T R for L (t, o) and R (t, i), the squared norm is the trace of R^T L L^T R: the sum
+        over all pairs of positions (s, t) of (L L^T)[s, t] (R R^T)[s, t], of two (t, t) matrices for one (o, i).
         """
         (b, t, o), i = self.left.shape, self.right.shape[2]
         if t == 1:

@@ -25,8 +25,7 @@ Attacks on the last digits of released numbers are left out, as everywhere in th
 
 Arithmetic. Only +, -, *, / and square roots are used, each rounded correctly and none fused with another. So
 processors and GPUs, eager and compiled code give the same values. Library functions differ in the last digit, also
-``torch.sqrt`` on processors. For the logarithm, k is rounded to a floating-point number r, and u = v 2^-e with v in
-(1/2, 1]:
+``torch.sqrt`` on processors. For the logarithm, k is rounded to a floating-point r, and u = v 2^-e with v in (1/2, 1]:
 
     -2 ln u = e * 2 ln 2 + 4 atanh(s), s = (1 - v) / (1 + v).
 

@@ -25,8 +25,7 @@ class BoundedSum:
     """A sum over examples before noise, and its sensitivity.
 
     Guarantee: adding or removing one example changes the joint vector of ``grads`` by at most ``bound`` in Euclidean
-    norm, in real arithmetic; :data:`ROUNDING` covers what rounding adds. The sum is private data until a release has
-    added noise to it.
+    norm, in real arithmetic; :data:`ROUNDING` covers what rounding adds. Until noise is added it is private data.
     """
 
     params: tuple[Tensor, ...]  # whose ``.grad`` receives the noised sum
@@ -217,9 +216,7 @@ class GaussianRelease:
         named = {id(p): names.get(id(p), f".{part.name}") for part in sums for p in part.params}
         tensors = sum(len(part.params) for part in sums)
         if len(set(named.values())) < tensors:
-            raise ValueError(
-                f"{tensors} tensors have only {len(set(named.values()))} different names, some would share their noise"
-            )
+            raise ValueError(f"{tensors} tensors have only {len(set(named.values()))} different names: noise is shared")
         deviation = self._noise.deviation(step)
         self.deviations = {id(p): deviation * std for part, std in zip(sums, stds, strict=True) for p in part.params}
         self._written = {}

@@ -19,7 +19,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, nullcontext
-from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, Protocol, Self
 
 import numpy as np
@@ -342,9 +341,7 @@ class DpSgd:
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Line 4, in a hook before ``optimizer.step()``: what the optimizer finds in ``.grad`` is noised."""
         if any(arg is not None for arg in args[1:]) or kwargs.get("closure") is not None:  # args[0] is the optimizer
-            raise PrivacyError(
-                "optimizer.step(closure) computes gradients that are not private; call step() without a closure"
-            )
+            raise PrivacyError("optimizer.step(closure) takes gradients that are not private; call step() without one")
         if hasattr(optimizer, "found_inf") or "grad_scaler" in kwargs:
             refuse_scaler(optimizer)
         batch = self._batch
@@ -352,7 +349,7 @@ class DpSgd:
             return  # the step of a base class; the release was made by then
         if batch is None:
             raise PrivacyError(
-                "optimizer.step() needs a batch of its own: call it once for each batch in `for batch in run.batches()`"
+                "optimizer.step() needs a batch of its own: call it once in `for batch in run.batches()`"
             )
         alone = self._ranks.size == 1
         with nullcontext({}) if alone else self._ranks.unanimous(f"step {self.steps_taken}") as equal:
@@ -414,9 +411,7 @@ class DpSgd:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -515,8 +510,7 @@ class RandomStates(NamedTuple):
 def seed_secretly() -> int:
     """Give torch's global generators a seed from the operating system; the number by which a later seed is noticed.
 
-    It has 256 bits, and 63 on accelerators. Of 32 bits, all that ``torch.manual_seed`` uses on a processor, others can
-    try each one.
+    It has 256 bits, and 63 on accelerators: the 32 that ``torch.manual_seed`` uses on a processor can all be tried.
     """
     seed_torch(secrets.randbits(_SECRET_BITS))
     return torch.initial_seed()

@@ -2,8 +2,7 @@
 
 Inside of ``torch.func.vmap`` no operation of torch sees more than one example. A tensor of all examples is wrapped
 there: it has the shape of one example's tensor, and the tensor within, the *physical* one, has one more axis for the
-examples. A tensor that depends on no example is not wrapped. The names of ``vmap`` that are private to PyTorch are all
-in this file.
+examples. A tensor that depends on no example is not wrapped. All names of ``vmap`` private to PyTorch are in this file.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ _CAUSES = {  # a part of PyTorch's message -> what it means
         "takes the value of one example as a Python number, as a branch on it, .item() or a shape from it does",
     ),
     "data-dependent control flow": (
-        "branches on the values of an example, or on a random number; write the choice with torch.where"
+        "branches on values of an example or a random number; write the choice with torch.where"
     ),
     **dict.fromkeys(
         ("Batch norm got a batched tensor", "Expected more than 1 value per channel when training"), _STATISTICS
@@ -152,9 +151,7 @@ def answered(question: Any, tensor: Tensor, *options: Any) -> Any:
         return getattr(inner, _PROPERTIES[question])
     if question in _OF_GRAPH:
         if inner.requires_grad:
-            raise NotVectorizedError(
-                f"The loss reads {_OF_GRAPH[question]} of a tensor, which has one for each example."
-            )
+            raise NotVectorizedError(f"The loss reads {_OF_GRAPH[question]} of a tensor; each example has one.")
         return None
     one = inner[0] if len(inner) else inner.new_zeros(inner.shape[1:])
     if one.numel() == 1 or question is Tensor.tolist:

@@ -198,8 +198,7 @@ def _check_names(path: Path, header: Sequence[str]) -> None:
         if not name or name in header[:place]:
             fault = f"that of column {header.index(name) + 1}" if name else "none"
             raise DataError(
-                f"{path}: the first line, the header, must give each column a different name; column {place + 1} has "
-                f"{fault}"
+                f"{path}: the header must give each column a different name; column {place + 1} has {fault}"
             )
 
 

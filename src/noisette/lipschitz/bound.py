@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
@@ -43,9 +43,9 @@ def score_clipping(rule: ClippingRule | None) -> Group:
     """How each example's gradient at the scores is clipped; to an infinite norm without a rule."""
     group, *others = [Group(("scores",), math.inf)] if rule is None else rule.groups(["scores"])
     if others or group.count is not None:
+        got = type(rule).__name__
         raise ValueError(
-            "logit clipping needs a rule with one constant clipping norm, such as FlatClipping(0.1), got "
-            f"{type(rule).__name__}"
+            f"logit clipping needs a rule with one constant clipping norm, as FlatClipping(0.1), got {got}"
         )
     return group
 
@@ -124,9 +124,7 @@ class LossWatch(TorchFunctionMode):
         self._known[id(copy)] = copy
         return copy
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         for tensor in tensors_among(args, kwargs):
             if is_wrapped(tensor):
@@ -209,9 +207,7 @@ def gradient_at_scores(losses: Tensor, calls: list[ModelCall], parameters: Mappi
     Losses that depend on no call, on several, or on a parameter otherwise than through the scores, are a PrivacyError.
     """
     if not calls:
-        raise PrivacyError(
-            "the losses do not come from a call of the model: call it in the loss, with gradients enabled"
-        )
+        raise PrivacyError("the losses do not come from a call of the model: call it in the loss, gradients enabled")
     sources = [*parameters.values(), *(call.leaf for call in calls)]
     found = torch.autograd.grad(losses.sum(), sources, allow_unused=True) if losses.requires_grad else [None]
     *others, last = found
@@ -245,7 +241,7 @@ def _check_precision(output: Any) -> None:
         raise PrivacyError("rounding under autocast exceeds the slack of the bounds; call the model outside of it")
     if output.is_cuda and torch.backends.cuda.matmul.allow_tf32:
         raise PrivacyError(
-            "rounding in TF32 exceeds the slack of the bounds; set torch.backends.cuda.matmul.allow_tf32 = False"
+            "rounding in TF32 exceeds the bounds' slack; set torch.backends.cuda.matmul.allow_tf32 = False"
         )
 
 
@@ -307,8 +303,7 @@ class LipschitzBound:
     Args:
         model: layers of ``noisette.nn.lipschitz`` and torch modules that have a bound, with a ``BoundedInput`` in front
             of the first layer that trains.
-        loss: of ``noisette.nn.lipschitz``; gradients of the loss that is trained are scaled down to its Lipschitz
-            constant.
+        loss: of ``noisette.nn.lipschitz``; gradients of the trained loss are scaled down to its Lipschitz constant.
         input_shape: of one example, without the batch axis; bounds depend on it, so others are refused.
         logit_clipping: clips each example's gradient at the scores below that constant: ``FlatClipping(C)``.
         slack: relative increase of every sensitivity that covers rounding errors.
@@ -490,7 +485,7 @@ class LipschitzBound:
         """Project the weights onto their sets."""
         if half := [name for name, p in self.parameters.items() if p.dtype.itemsize < 4]:
             raise PrivacyError(
-                f"{', '.join(half)}: rounding in half precision exceeds the slack of the bounds; call model.float()"
+                f"{', '.join(half)}: rounding in half precision exceeds the bounds' slack; call model.float()"
             )
         project(self.model)
         self._projected = weight_fingerprint(self.model)

@@ -27,9 +27,7 @@ ORTHOGONAL = Orthogonal()
 def refuse_batch_axis(dims: Iterable[int]) -> None:
     """Raise ValueError if an axis is 0, along which an operation would mix examples."""
     if 0 in dims:
-        raise ValueError(
-            "axis 0 holds the examples of a batch, which must not mix; give an axis of one example, from 1"
-        )
+        raise ValueError("axis 0 holds the examples of a batch, which must not mix; give one of an example, from 1")
 
 
 def example_axis(dim: int, shape: Shape) -> int:
@@ -189,9 +187,7 @@ class SpectralConv2d(Constrained):
     def output_shape(self, shape: Shape) -> Shape:
         channels = self.weight.shape[1]
         if len(shape) != 3 or shape[0] != channels:
-            raise ValueError(
-                f"the convolution takes {channels} input channels (channels, height, width), got shape {shape}"
-            )
+            raise ValueError(f"the convolution takes {channels} channels, (channels, height, width), got shape {shape}")
         return (len(self.weight), *self._outputs((shape[1], shape[2])))
 
     def _outputs(self, size: Pair) -> Pair:
@@ -222,8 +218,7 @@ _NO_DIRECTION = 1e-30  # in units of the radius: a shorter example is too close 
 class BoundedInput(Shown):
     """Scales each example down to a Euclidean norm of at most ``x0``, over all its elements.
 
-    It is the first layer of a model; it may stand inside too, as behind a bias. An example with an element that is not
-    finite becomes zeros.
+    It is the first layer of a model, or inside, as behind a bias. An example with a non-finite element becomes zeros.
 
     Guarantee: ``x0`` must be a public constant. A maximum, mean or standard deviation of the private examples would
     disclose information about them.
@@ -398,9 +393,7 @@ def one_or_nan(known: Tensor, scores: Tensor) -> Tensor:
 
 def _check_one_per_example(scores: Tensor, targets: Tensor) -> None:
     if targets.shape != scores.shape[:1]:
-        raise ValueError(
-            f"expected one target for each of {len(scores)} examples, got targets of shape {tuple(targets.shape)}"
-        )
+        raise ValueError(f"expected one target for each of {len(scores)} examples, got shape {tuple(targets.shape)}")
 
 
 def single_score(scores: Tensor) -> Tensor:

@@ -95,8 +95,7 @@ class FrobeniusBall:
         _require_finite(matrices)
         norms = frobenius_bound(matrices)
         excess = norms / self.radius
-        # Rounding may leave a result slightly above the radius. Dividing it again in every step would shrink it over
-        # time.
+        # Rounding may leave a result slightly above the radius. Divided again in every step, it would shrink over time.
         outside = excess > 1 + 8 * torch.finfo(matrices.dtype).eps
         if not outside.any():
             return matrices, norms

@@ -72,9 +72,7 @@ class ChannelNorm(nn.Module):
 
     def with_constants(self, input: Tensor) -> Tensor:
         """The input normalised by the statistics in the buffers, as batch norm does in evaluation."""
-        return F.batch_norm(
-            input, self.running_mean, self.running_var, self.weight, self.bias, training=False, eps=self.eps
-        )
+        return F.batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
 
     def extra_repr(self) -> str:
         return f"{self.num_features}, eps={self.eps}, affine={self.weight is not None}"
@@ -104,9 +102,7 @@ class PublicNorm(ChannelNorm):
         """What `noisette doctor` tells the user about this norm, "" if nothing."""
         if not self._is_measured:
             return "has no public batch yet; noisette.nn.convert_batch_norm gives it one"
-        constant = (
-            "does not directly follow a linear layer or a convolution, so its public statistics count as constants"
-        )
+        constant = "does not directly follow a linear layer or a convolution, so its public statistics are constants"
         return "" if self._follows else f"{constant} in the gradient"
 
     @property
@@ -434,9 +430,7 @@ def convert_batch_norm(
     if isinstance(model, _BatchNorm):
         model = converted(model)  # pyright: ignore[reportAssignmentType]
     for part in list(model.modules()):
-        part._modules.update(
-            {name: converted(child) for name, child in part._modules.items() if isinstance(child, _BatchNorm)}
-        )
+        part._modules |= {name: converted(norm) for name, norm in part._modules.items() if isinstance(norm, _BatchNorm)}
     if has_norms and issubclass(to, ChannelNorm) and to.needs_public:
         to.use_public(model, inputs, every)
     elif has_norms and inputs:

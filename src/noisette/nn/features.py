@@ -64,9 +64,8 @@ class PatchFeatures(Shown):
         variances, components = torch.linalg.eigh(torch.cov(rows.T.double(), correction=0))
         whitening = (components / (variances + _WHITENING_FLOOR).sqrt()) @ components.T
         chosen = F.normalize((rows[:filters] - mean).double() @ whitening) @ whitening
-        return cls(
-            chosen.to(images).view(filters, images.shape[1], side, side), (chosen @ mean.double()).to(images), stride
-        )
+        bias = (chosen @ mean.double()).to(images)
+        return cls(chosen.to(images).view(filters, images.shape[1], side, side), bias, stride)
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
@@ -137,19 +136,15 @@ class Scattering2d(Shown):
     def forward(self, x: Tensor) -> Tensor:
         b, c, h, w = x.shape
         if h % STRIDE or w % STRIDE or min(h, w) < 12:
-            raise ValueError(
-                f"scattering needs sides of 12 pixels or more that are multiples of {STRIDE}, got {h} x {w}"
-            )
+            raise ValueError(f"scattering needs sides of 12 pixels or more, multiples of {STRIDE}, got {h} x {w}")
         x = x.reshape(b * c, 1, h, w)
         fine, halved = _moduli(x, self.fine, stride=1), _moduli(x, self.coarse, stride=2)
         if self.order == 2:
             second = _moduli(fine.flatten(0, 1).unsqueeze(1), self.coarse, stride=2)
             halved = torch.cat([halved, second.view(b * c, ANGLES**2, h // 2, w // 2)], 1)
-        features = [
-            _averages(torch.cat([x, fine], 1), self.blur, stride=STRIDE),
-            _averages(halved, self.blur_half, stride=STRIDE // 2),
-        ]
-        return torch.cat(features, 1).view(b, c * self.channels, h // STRIDE, w // STRIDE)
+        whole = _averages(torch.cat([x, fine], 1), self.blur, stride=STRIDE)
+        halved = _averages(halved, self.blur_half, stride=STRIDE // 2)
+        return torch.cat([whole, halved], 1).view(b, c * self.channels, h // STRIDE, w // STRIDE)
 
 
 def _moduli(images: Tensor, wavelets: Tensor, *, stride: int) -> Tensor:
@@ -204,8 +199,7 @@ class Standardise(nn.Module):
     Both are numbers, or tensors that broadcast to one example; a scale of 1 keeps distances unchanged.
 
     Guarantee: none for records that the constants were computed from. Declare them from public knowledge, or compute
-    them from public examples with :meth:`of_public`; statistics of the private records would be a release that no
-    ledger contains.
+    them from public examples with :meth:`of_public`; those of private records would be a release that no ledger holds.
 
     >>> Standardise(mean=0.5, scale=0.25)(torch.tensor([[0.0, 1.0]]))
     tensor([[-2.,  2.]])
@@ -307,8 +301,7 @@ class WordCounts(nn.Module):
     Texts are numbers of words, in which 0 is padding and is not counted; a text without words is zero. All others have
     the same length, so the gradient of a linear layer on them is bounded by the error of its prediction.
 
-    Guarantee: each example is treated alone. The weights, (words,), reveal nothing if they do not come from the
-    records.
+    Guarantee: each example is treated alone. The weights, (words,), reveal nothing if not computed from the records.
 
     >>> WordCounts(torch.ones(4))(torch.tensor([[1, 1, 1, 1, 2, 0]]))
     tensor([[0.0000, 0.8944, 0.4472, 0.0000]])

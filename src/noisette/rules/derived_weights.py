@@ -15,18 +15,8 @@ from functools import lru_cache, partial
 import torch
 from torch import Tensor
 
-from noisette.core.forms import (
-    AT_LEAST_SINGLE,
-    DERIVATIONS,
-    TO_PARAMETERS,
-    Dense,
-    DerivedWeight,
-    ExampleGradients,
-    Key,
-    Outer,
-    add,
-    compact,
-)
+from noisette.core import forms
+from noisette.core.forms import Dense, DerivedWeight, ExampleGradients, Key, Outer, compact
 
 _SUMS = (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__)
 _DIFFERENCES = (torch.sub, Tensor.sub, Tensor.__sub__)
@@ -72,9 +62,7 @@ class Slices:
     def _views(self, full: Tensor) -> list[Tensor]:
         """Each region of ``full``, (b, *parameter.shape): views (b, *region.size)."""
         count, start = self.parameter.numel(), self.parameter.storage_offset()
-        return [
-            full.as_strided((full.shape[0], *at.size), (count, *at.stride), at.offset - start) for at, _ in self.parts
-        ]
+        return [full.as_strided((len(full), *at.size), (count, *at.stride), at.offset - start) for at, _ in self.parts]
 
     def select(self, examples: Tensor | slice) -> Slices:
         return Slices(self.parameter, tuple((at, part.select(examples)) for at, part in self.parts))
@@ -140,7 +128,7 @@ def to_parameters(
     return [(parameter, _merge(parameter, parts + views.get(parameter, []))) for parameter, parts in direct.items()]
 
 
-TO_PARAMETERS.append(to_parameters)
+forms.TO_PARAMETERS.append(to_parameters)
 
 
 def _added(gradients: Sequence[tuple[Key, ExampleGradients]]) -> dict[Key, ExampleGradients]:
@@ -148,7 +136,7 @@ def _added(gradients: Sequence[tuple[Key, ExampleGradients]]) -> dict[Key, Examp
     grouped: dict[Key, list[ExampleGradients]] = {}
     for key, form in gradients:
         grouped.setdefault(key, []).append(form)
-    return {key: add(forms) for key, forms in grouped.items()}
+    return {key: forms.add(given) for key, given in grouped.items()}
 
 
 def _untransposed(at: Region, form: ExampleGradients) -> tuple[Region, ExampleGradients]:
@@ -170,7 +158,7 @@ def _merge(parameter: Tensor, parts: Sequence[tuple[Region, ExampleGradients]]) 
 
 def _to_parents(weight: DerivedWeight, form: ExampleGradients) -> list[tuple[Tensor, ExampleGradients]]:
     """Gradients of the tensors from which a derived weight was computed, from its own gradients."""
-    if (derive := DERIVATIONS.get(weight.operation)) and (found := derive(weight, form)) is not None:
+    if (derive := forms.DERIVATIONS.get(weight.operation)) and (found := derive(weight, form)) is not None:
         return found
     if terms := _terms(weight):
         return [(term, form) for term in terms]
@@ -181,7 +169,7 @@ def _to_parents(weight: DerivedWeight, form: ExampleGradients) -> list[tuple[Ten
     except RuntimeError:  # the derivation is one that vmap does not take
         gradients = [torch.stack(of_all) for of_all in zip(*map(backward, arrived), strict=True)]
     return [
-        (parent, Dense(gradient.to(AT_LEAST_SINGLE.get(gradient.dtype, gradient.dtype))))
+        (parent, Dense(gradient.to(forms.AT_LEAST_SINGLE.get(gradient.dtype, gradient.dtype))))
         for parent, gradient in zip(weight.parents, gradients, strict=True)
     ]
 

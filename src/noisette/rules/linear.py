@@ -11,21 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from noisette.core.forms import (
-    AS_COMPUTED,
-    Dense,
-    ExampleGradients,
-    Examples,
-    Outer,
-    compact,
-    examples_at_once,
-    gram_product,
-    rewrite,
-    rule,
-    scale_rows,
-    sums_of_squares,
-    writing_out_pays,
-)
+from noisette.core import forms
+from noisette.core.forms import Dense, ExampleGradients, Examples, Outer, compact, rewrite, rule, scale_rows
 
 F = torch.nn.functional
 
@@ -48,12 +35,12 @@ class BrainOuter:
     def squared_norms(self) -> Tensor:
         (b, t, o), i = self.left.shape, self.right.shape[2]
         if t > 1 and t * t <= o * i:
-            return gram_product(*(_products(side, side.transpose(1, 2)) for side in (self.left, self.right)))
-        size = examples_at_once(max(o * i, t * (o + i)), b * t * (o + i))
+            return forms.gram_product(*(_products(side, side.transpose(1, 2)) for side in (self.left, self.right)))
+        size = forms.examples_at_once(max(o * i, t * (o + i)), b * t * (o + i))
         pairs = zip(self.left.split(size), self.right.split(size), strict=True)
         if t == 1:
             return torch.cat([Outer(left.float(), right.float()).squared_norms() for left, right in pairs])
-        return torch.cat([sums_of_squares(BrainOuter(left, right).explicit()) for left, right in pairs])
+        return torch.cat([forms.sums_of_squares(BrainOuter(left, right).explicit()) for left, right in pairs])
 
     def explicit(self) -> Tensor:
         return _products(self.left.transpose(1, 2), self.right)
@@ -72,7 +59,7 @@ class BrainOuter:
 @compact.register
 def _(form: BrainOuter) -> ExampleGradients:
     (_, t, o), i = form.left.shape, form.right.shape[2]
-    return Dense(form.explicit()) if writing_out_pays(t, o * i, t * (o + i) // 2) else form
+    return Dense(form.explicit()) if forms.writing_out_pays(t, o * i, t * (o + i) // 2) else form
 
 
 def split(numbers: Tensor) -> list[Tensor]:
@@ -261,7 +248,7 @@ def _flattened_product(factors: Sequence[Factor], example: str, groups: Sequence
 
 @rule(F.linear, operand="weight")
 def linear_weight(
-    examples: Examples, dy: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None = None
+    examples: Examples, dy: Tensor, input: Tensor, weight: Tensor, bias: object = None
 ) -> ExampleGradients:
     """G = sum_t dy_t x_t^T; of a weight (i,) G = sum_t dy_t x_t."""
     if dy.dtype is torch.bfloat16:  # not cast
@@ -279,7 +266,7 @@ def linear_in_brain_floats(dy: Any, arguments: Mapping[str, Any]) -> bool:
     return bf16 and arguments["weight"].dim() == 2 and arguments["weight"].dtype is torch.float32
 
 
-AS_COMPUTED[linear_weight] = linear_in_brain_floats
+forms.AS_COMPUTED[linear_weight] = linear_in_brain_floats
 
 
 @rule(F.linear, operand="bias")

@@ -11,20 +11,8 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-from noisette.core.forms import (
-    Dense,
-    DerivedWeight,
-    ExampleGradients,
-    Examples,
-    Operation,
-    Outer,
-    Total,
-    compact,
-    derivation,
-    inner_product,
-    rule,
-    sums_of_squares,
-)
+from noisette.core import forms
+from noisette.core.forms import Dense, ExampleGradients, Examples, Operation, Outer, compact, inner_product, rule
 from noisette.rules.conv import KernelGradients, operations_are_few
 from noisette.rules.linear import unbroadcast, unbroadcast_channels
 
@@ -73,7 +61,7 @@ class SharedSlope:
     channels: Channels
 
     def squared_norms(self) -> Tensor:
-        return self.scales.square() @ sums_of_squares(self.slope)
+        return self.scales.square() @ forms.sums_of_squares(self.slope)
 
     def explicit(self) -> Tensor:
         return self.channels.weights(self.scales.unsqueeze(2) * self.slope)
@@ -87,10 +75,10 @@ class SharedSlope:
 
 
 @compact.register
-def _(form: Total) -> ExampleGradients:
+def _(form: forms.Total) -> ExampleGradients:
     """Each part is compacted, because the inner products with a shared slope are known for every form."""
     if any(isinstance(part, SharedSlope) for part in form.parts):
-        return Total(tuple(compact(part) for part in form.parts))
+        return forms.Total(tuple(compact(part) for part in form.parts))
     return form
 
 
@@ -226,8 +214,8 @@ def _linearized(weight: Tensor, at: Statistic) -> Tensor:
     return at.value + (at.slope * change).sum(1)
 
 
-@derivation(public_mean, public_variance)
-def statistics_operands(weight: DerivedWeight, form: ExampleGradients) -> list[tuple[Tensor, ExampleGradients]]:
+@forms.derivation(public_mean, public_variance)
+def statistics_operands(weight: forms.DerivedWeight, form: ExampleGradients) -> list[tuple[Tensor, ExampleGradients]]:
     """From gradients (b, c) of a statistic to those of its operands that train."""
     gradients, (operand, *biases, at) = form.explicit(), weight.args
     found: list[tuple[Tensor, ExampleGradients]] = [(operand, SharedSlope(gradients, at.slope, at.channels))]

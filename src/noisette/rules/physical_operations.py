@@ -102,8 +102,8 @@ def einsum(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Map
         return NotImplemented
     factors, result = equation.split("->")
     terms = [
-        f"{letter}{term.strip()}" if is_wrapped(operand) else term
-        for term, operand in zip(factors.split(","), operands, strict=True)
+        f"{letter}{term.strip()}" if is_wrapped(x) else term
+        for term, x in zip(factors.split(","), operands, strict=True)
     ]
     inner = [physical(operand) if is_wrapped(operand) else operand for operand in operands]
     return _no_view(run(func, (f"{','.join(terms)}->{letter}{result.strip()}", *inner), {}))
@@ -188,9 +188,8 @@ def recurrence(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs:
     states: Sequence[Tensor] = (hx,) if isinstance(hx, Tensor) else hx
     n = input.shape[axis]
     merged = [_merge_at(_one_for_each(state, b), 1) for state in states]
-    output, *final = run(
-        func, (_merge_at(_one_for_each(input, b), axis), merged[0] if isinstance(hx, Tensor) else merged, *rest), {}
-    )
+    sequences = _merge_at(_one_for_each(input, b), axis)
+    output, *final = run(func, (sequences, merged[0] if isinstance(hx, Tensor) else merged, *rest), {})
     # As a recurrence of one example gives it: code may call ``view``.
     return (_split_at(output, axis, b, n).contiguous(), *[_split_at(state, 1, b, n).contiguous() for state in final])
 

@@ -10,18 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from noisette.core import forms
-from noisette.core.forms import (
-    PHYSICAL,
-    ExampleGradients,
-    Examples,
-    Operation,
-    Rule,
-    Run,
-    find_rule,
-    leaves,
-    named_arguments,
-    operation_name,
-)
+from noisette.core.forms import Operation, Rule, find_rule, operation_name
 from noisette.core.vmap import is_wrapped, physical
 from noisette.errors import PrivacyError
 
@@ -57,23 +46,21 @@ def rule(*operations: Operation, operand: str = "weight") -> Callable[[Rule], Ru
     def register(function: Rule) -> Rule:
         for operation in operations:
             forms.rule(operation, operand=operand)(function)
-            if operation not in PHYSICAL:
-                leaves(operation)(_for_all_examples)
+            if operation not in forms.PHYSICAL:
+                forms.leaves(operation)(_for_all_examples)
         return function
 
     return register
 
 
-def _for_all_examples(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def _for_all_examples(run: forms.Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """The operation, called once for all examples; refused if that gives something else than each example alone."""
     values, structure = tree_flatten((args, dict(kwargs)))
     batched = [isinstance(value, Tensor) and is_wrapped(value) for value in values]
     values = [physical(value) if of_examples else value for value, of_examples in zip(values, batched, strict=True)]
     given, given_by_name = tree_unflatten(values, structure)
-    arguments = named_arguments(func, given, given_by_name)
-    weights = [
-        k for k, value in enumerate(values) if isinstance(value, Tensor) and value.requires_grad and not batched[k]
-    ]
+    arguments = forms.named_arguments(func, given, given_by_name)
+    weights = [k for k, x in enumerate(values) if isinstance(x, Tensor) and x.requires_grad and not batched[k]]
     operands = {name: k for k in weights for name, value in arguments.items() if value is values[k]}
     if len(operands) < len(weights) or not all(find_rule(func, name) for name in operands):
         return NotImplemented
@@ -131,7 +118,7 @@ def _compare(
             )
         name = f"{rule.__module__}.{operation_name(rule)}"
         with torch.no_grad():
-            form = rule(Examples(b), dy, **named_arguments(func, given, by_name))
+            form = rule(forms.Examples(b), dy, **forms.named_arguments(func, given, by_name))
             if (shape := form.explicit().shape) != (b, *weight.shape):
                 raise PrivacyError(
                     f"the rule {name} gives gradients of shape {tuple(shape)} for {operand} of shape "
@@ -154,7 +141,7 @@ def _clamped(value: Any) -> Any:
     return value
 
 
-def _relative_error(form: ExampleGradients, truth: Tensor) -> float:
+def _relative_error(form: forms.ExampleGradients, truth: Tensor) -> float:
     """The largest relative error of a form's explicit gradients, norms and weighted sum; ``truth`` is (b, *shape)."""
     b = truth.shape[0]
     weights = torch.linspace(1, 2, b, dtype=truth.dtype, device=truth.device)
