@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Self
 
 from noisette import errors as checks
-from noisette.accounting.calibrate import SEE_PLAN, check_ranges
+from noisette.accounting.calibrate import SEE_PLAN, Given, check_ranges
 from noisette.accounting.events import Event, StepRelease, event_of, facts_of
 from noisette.accounting.filters import RenyiFilter, all_events, odometer_epsilon
 from noisette.accounting.interface import Accountant
@@ -20,12 +20,7 @@ from noisette.errors import PrivacyError
 
 
 def check_numbers(
-    *,
-    expected_batch_size: float,
-    epsilon: float | None,
-    noise_multiplier: float | None,
-    delta: float | None,
-    **plan: float | None,
+    *, expected_batch_size: float, epsilon: Given, noise_multiplier: Given, delta: Given, **plan: Given
 ) -> None:
     """Check that every declared number is in its range, and that alternatives are not given together: all at once.
 
@@ -40,7 +35,7 @@ def check_numbers(
     )
 
 
-def _check_budget_is_complete(epsilon: float | None, noise_multiplier: float | None, delta: float | None) -> None:
+def _check_budget_is_complete(epsilon: Given, noise_multiplier: Given, delta: Given) -> None:
     if epsilon is None and noise_multiplier is None:
         raise ValueError("expected epsilon, noise_multiplier or both, got neither")
     if epsilon is not None and delta is None:
@@ -79,11 +74,8 @@ class RunParameters:
 
     def beside(self, ledger: Ledger) -> dict[Event, int]:
         """The events in a ledger that are not of this run, with how often each happens."""
-        beside: Counter[Event] = Counter()
-        for series, times in ledger.paid.items():
-            if series.run != self.run:
-                beside[series.event] += times
-        return dict(beside)
+        others = (Counter({series.event: times}) for series, times in ledger.paid.items() if series.run != self.run)
+        return dict(sum(others, Counter[Event]()))
 
     def facts(self) -> dict[str, Any]:
         return vars(self) | {"event": facts_of(self.event)}

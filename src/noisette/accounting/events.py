@@ -9,6 +9,10 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias, get_args
 
 from noisette.errors import below_one, count, not_negative, positive, probability
 
+__all__ = ["BallsInBinsGaussian", "BandedGaussian", "DiscreteGaussian", "DpAmount", "Event", "Events", "Gaussian"]
+__all__ += ["FixedSizeGaussian", "GroupPrivacy", "Laplace", "Neighbouring", "PoissonGaussian", "RepeatAndSelect"]
+__all__ += ["ReplacedPoissonGaussian", "TruncatedPoissonGaussian", "UserLevel", "ZcdpAmount"]
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Neighbouring:

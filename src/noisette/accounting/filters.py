@@ -24,9 +24,8 @@ and within the limit the right side is at most delta_alpha M. So the paths of th
 and all together delta. No order may depend on results, so they are functions of the budget alone.
 
 A first declaration alone in its ledger is composed as before, and its budget may then be exhausted beyond every order's
-limit. Others follow only where its whole plan is within a limit, even if it was stopped early: otherwise the choice to
-stop would have been one between two budgets. So every path with several declarations, or the choice of them, is one of
-the filter.
+limit. Others follow only where its whole plan is within a limit, even if it was stopped early: otherwise stopping would
+have been a choice between two budgets. So every path with several declarations, or the choice of them, is a filter's.
 
 Odometer. Without a budget set beforehand, M_t exceeds K / delta at any time with probability at most delta / K (Ville's
 inequality). So with probability 1 - delta, for all K orders and at all times at once,
@@ -113,8 +112,7 @@ class RenyiFilter:
 class RenyiOdometer:
     """The accountant of what was spent so far, without a budget, whatever was chosen by earlier results.
 
-    Guarantee: with probability 1 - delta, at all times at once, the privacy loss is at most the epsilon of what was
-    released so far.
+    Guarantee: with probability 1 - delta, at all times at once, the privacy loss is at most the epsilon until then.
     Source: Lécuyer 2021, "Practical Privacy Filters and Odometers with Rényi Differential Privacy"; the proof above.
 
     >>> round(RenyiOdometer().compose({kinds.Gaussian(noise_multiplier=4.0): 4}).epsilon(delta=1e-5), 2)

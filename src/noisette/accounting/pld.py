@@ -185,8 +185,7 @@ class _Line:
         most = np.abs(kernel)
         # What is left out beyond the last point: the Gaussian factor falls faster than a geometric series.
         beyond = float(most[-1]) / -math.expm1(-gaussian * t[-1] * spacing)
-        # The product of the characteristic functions relative to its first value, those of the largest variance first:
-        # they leave the fewest points.
+        # The product of the characteristic functions over its first value, those that leave the fewest points first.
         values, log_scale, centre, left_out, rounding = np.ones(len(most), dtype=complex), 0.0, 0.0, 0.0, 0.0
         parts = [(one.tilted(c), one, times) for one, times in composition.releases.items()]
         for tilted, one, times in sorted(parts, key=lambda part: -part[2] * part[0].variance):

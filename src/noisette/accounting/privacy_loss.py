@@ -25,8 +25,7 @@ ROUNDING = 2.0**-52  # the spacing of floating-point numbers at 1, by which one 
 class Mixture:
     """The standard Gaussian, and the same Gaussian moved by one of these shifts with these log probabilities.
 
-    The pair dominates a release whose batch up to k records of a group can enter, because each of them moves the sum
-    by at most its sensitivity.
+    The pair dominates a release whose batch k records can enter at most: each moves the sum by its sensitivity or less.
     Source: Choquette-Choo et al. 2024, "Privacy Amplification for Matrix Mechanisms", Corollary 4.7.
 
     >>> np.exp(Mixture.of(kinds.GroupPrivacy(PoissonGaussian(0.5, 4.0), records=2)).log_probabilities)
@@ -124,11 +123,8 @@ class LossDistribution:
         return self.joined_with(LossDistribution(np.array([loss]), np.array([mass]))) if mass > 0 else self
 
     def joined_with(self, other: LossDistribution) -> LossDistribution:
-        return LossDistribution(
-            np.concatenate((self.losses, other.losses)),
-            np.concatenate((self.masses, other.masses)),
-            min(1.0, self.lost + other.lost),
-        )
+        losses, masses = np.concatenate((self.losses, other.losses)), np.concatenate((self.masses, other.masses))
+        return LossDistribution(losses, masses, min(1.0, self.lost + other.lost))
 
     def scaled(self, probability: float) -> LossDistribution:
         return LossDistribution(self.losses, self.masses * probability, self.lost * probability)

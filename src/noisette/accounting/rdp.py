@@ -250,8 +250,7 @@ def log_moments(event: Sampled, orders: np.ndarray) -> np.ndarray:
     """alpha(order) of one release, for each order above 0: the larger of ln E1 and ln E2, which is always ln E2.
 
     E2 is the mean of (mu / mu0)^order under mu, with the record whose presence turns mu0 into mu. Whole orders have a
-    closed form, others are a quadrature; where that would take millions of points, the result is that of the next
-    whole order, which is larger.
+    closed form, others are a quadrature, or where that takes millions of points those of the next whole order: larger.
     Source: Abadi et al. 2016, section 3.2 and appendix; E1 <= E2 by Mironov, Talwar and Zhang 2019, Theorem 5.
 
     >>> log_moments(kinds.PoissonGaussian(0.01, 4.0), np.array([1, 1.5, 2, 32])).round(8)

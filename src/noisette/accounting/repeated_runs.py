@@ -158,8 +158,7 @@ def least_noise_search(
 
     Args:
         epsilon, delta, sampling_rate, steps: the budget, and each run, as for ``noise_multiplier_for``.
-        mean: expected number of runs, at least 1.
-        shape: as in :class:`RepeatAndSelect`; the best of ``SHAPES`` unless given.
+        mean, shape: as in :class:`RepeatAndSelect`; the best of ``SHAPES`` unless one is given.
         accountant: computes the privacy cost; :class:`RdpAccountant` unless given.
         prior_events: other releases about the same records, which count towards the same budget.
         in_each_run: what each run releases beside its steps, such as a noisy score, with noise that is given.

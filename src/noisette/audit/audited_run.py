@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -228,14 +229,10 @@ class AuditedRun:
         return audit_cost(self.released, epsilon=self.epsilon, delta=self.delta)
 
     def audit_step(self, *, steps: int) -> step_audit.StepAudit:
-        if self.recipe.lipschitz.used:
-            canary_model = step_audit.LipschitzAxes()
-        else:
-            canary_model = (
-                step_audit.BehindPublicNorm() if self.recipe.model.batch_norm == "public" else step_audit.Axes()
-            )
+        kind = step_audit.BehindPublicNorm if self.recipe.model.batch_norm == "public" else step_audit.Axes
+        made = step_audit.LipschitzAxes() if self.recipe.lipschitz.used else kind()
         noise = self.noise_multiplier
-        return step_audit.audit_bound(self.bound_of, noise_multiplier=noise, canary_model=canary_model, steps=steps)
+        return step_audit.audit_bound(self.bound_of, noise_multiplier=noise, canary_model=made, steps=steps)
 
     def audit_neighbours(self, *, pairs: int) -> step_audit.NeighbourAudit:
         """On the run's own model, which must not be ``unknown``."""
@@ -277,9 +274,8 @@ _ONE_RUN = "the recipe"  # whose projection and steps are declared together
 def _setup(recipe: Recipe, like: DataSet, ledger: Ledger) -> TrainingSetup:
     records = _random_data(like, 0)
     public = _random_data(like, 1, recipe.public.examples) if recipe.public.data else None
-    return TrainingSetup(
-        recipe, records, public, lambda: principal_components_of(recipe, records, ledger, Alone(), _ONE_RUN)
-    )
+    components = partial(principal_components_of, recipe, records, ledger, Alone(), _ONE_RUN)
+    return TrainingSetup(recipe, records, public, components)
 
 
 def _other_batches(recipe: Recipe) -> str:

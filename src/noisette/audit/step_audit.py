@@ -445,16 +445,12 @@ def audit_neighbours(
             module.eval()
     reached = []
     for k in range(pairs):
-        shared, extra = draw(others), _scaled(draw(1), _SCALES[k % len(_SCALES)])
+        shared, (inputs, *rest) = draw(others), draw(1)
+        extra = (inputs * _SCALES[k % len(_SCALES)] if inputs.is_floating_point() else inputs, *rest)
         both = tuple(torch.cat(columns) for columns in zip(shared, extra, strict=True))
         reached.append(float((_sum(bound, both, loss) - _sum(bound, shared, loss)).norm()))
     bound.close()
     return NeighbourAudit(np.array(reached))
-
-
-def _scaled(records: Records, factor: float) -> Records:
-    inputs, *rest = records
-    return (inputs * factor if inputs.is_floating_point() else inputs, *rest)
 
 
 def _sum(bound: GradientBound, records: Records, loss: Loss) -> Tensor:

@@ -73,14 +73,10 @@ def _loss_and_gradients(
     return value.detach().reshape(1), _gradients([value], None, leaves) if value.requires_grad else {}
 
 
-def _gradients(
-    outputs: Sequence[Tensor], arrived: Sequence[Tensor] | None, leaves: Mapping[Any, Tensor]
-) -> dict[Any, Tensor]:
+def _gradients(outputs: list[Tensor], arrived: list[Tensor] | None, leaves: Mapping[Any, Tensor]) -> dict[Any, Tensor]:
     """The gradients of one example, (1, *leaf.shape), by name; ``arrived`` are those at the outputs."""
     with user_hooks_disabled(leaves.values()):
-        found = torch.autograd.grad(
-            outputs, list(leaves.values()), arrived, allow_unused=True, retain_graph=arrived is not None
-        )
+        found = torch.autograd.grad(outputs, [*leaves.values()], arrived, arrived is not None, allow_unused=True)
     named = {name: g for name, g in zip(leaves, found, strict=True) if g is not None}
     return {name: (g if g.layout is torch.strided else g.to_dense()).unsqueeze(0) for name, g in named.items()}
 
@@ -144,9 +140,8 @@ class Returned:
 def record_rows(model: TrainedModel, batch: Microbatch, *, one_by_one: bool) -> Returned:
     """Call the model with each row of its arguments as a batch of one.
 
-    Raises:
-        PrivacyError: an argument or an output has no rows, an argument has a gradient, or the model refuses ``vmap``
-            for a reason that one row at a time would not remove.
+    A ``PrivacyError`` says that an argument or output has no rows, an argument has a gradient, or the model refuses
+    ``vmap`` for a reason that one row at a time would not remove.
     """
     shapes = [tuple(tensor.shape) for tensor in batch.tensors]
     if not shapes or not all(shape[:1] == shapes[0][:1] != () for shape in shapes):
@@ -250,10 +245,9 @@ def calls_of_loss(
 
     For these gradients the loss is called with each example, and is given its rows of what the modules have returned.
 
-    Guarantee: what arrives at an example's rows is computed from that example, these rows, weights and buffers alone.
+    A ``NotVectorizedError`` says that a module cannot be vectorised, or losses depend on weights or records otherwise.
 
-    Raises:
-        NotVectorizedError: a module cannot be vectorised, or the losses depend on weights or records otherwise.
+    Guarantee: what arrives at an example's rows is computed from that example, these rows, weights and buffers alone.
     """
     model, weights, modules = trained.module, trained.parameters, list[nn.Module]()
     call = LossCall(loss, model, batch, trained.buffers)
@@ -368,13 +362,11 @@ class ReweightGP:
     and where some gradient is not finite. Both passes go over one graph; where activation checkpoints are recomputed,
     the forward pass is repeated with the same random numbers, or by `BookKeeping` where it cannot be repeated.
 
+    A second pass whose gradients are not finite, or of other parameters, is a ``PrivacyError``: a function may draw
+    random numbers of its own in each backward pass.
+
     Guarantee: an example's gradient of a parameter is scaled down to its norm in the first pass wherever it is longer
     in the second, so that the bound does not depend on the passes being equal.
-
-    Raises:
-        PrivacyError: the second pass gave gradients that are not finite, or of other parameters, as those of a function
-            that draws random numbers of its own in each backward pass may be.
-
     Source: Lee & Kifer 2020, algorithm 1, with the sums of section 5.
     """
 
@@ -448,11 +440,8 @@ class PerExampleLoop:
 class Vmap:
     """``torch.func.vmap`` of ``torch.func.grad`` of the loss: the gradients of ``chunk_size`` examples at once.
 
-    The plain reference: it needs no rule, and memory for the gradients of a chunk. Random numbers of the loss are drawn
-    anew, as by `PerExampleLoop`.
-
-    Raises:
-        ValueError: the chunk size is below one.
+    The plain reference: it needs no rule, and memory for the gradients of a chunk of one or more. Random numbers of the
+    loss are drawn anew, as by `PerExampleLoop`.
     """
 
     chunk_size: int = 32

@@ -101,11 +101,8 @@ def per_example_gradients(
     arrives, the rules of the use turn it into per-example gradients. When those of all uses of a parameter are there,
     ``values_of`` is called; then they are dropped, so that of two layers none are in memory at the same time unless
     ``values_of`` returns them. Unless the graph is retained for another pass, the uses are taken out of the recording,
-    so that activations are freed as the pass goes.
-
-    Raises:
-        MissingRuleError: an operation has no rule for the parameter it uses; all such uses are listed.
-        UncoveredError: the losses depend on a parameter otherwise than through the recorded forward pass.
+    so that activations are freed as the pass goes. A ``MissingRuleError`` lists all uses without a rule for their
+    parameter; an ``UncoveredError`` says that losses depend on one otherwise than through the recorded forward pass.
     """
     graph = search(forward.losses, forward.recording.uses, parameters)
     if graph.uncovered:
@@ -176,13 +173,8 @@ def visit_output_gradients(
         else:
             targets.append((k, None, edge))
     try:
-        arriving = torch.autograd.grad(
-            losses,
-            [edge for _, _, edge in targets],
-            grad_outputs=torch.ones_like(losses),
-            allow_unused=True,
-            retain_graph=retain_graph,
-        )
+        ends = [edge for _, _, edge in targets]
+        arriving = torch.autograd.grad(losses, ends, torch.ones_like(losses), retain_graph, allow_unused=True)
     finally:
         for handle in handles:
             handle.remove()
@@ -247,11 +239,7 @@ class _Forms:
         return completed
 
     def completed_last(self) -> dict[str, ExampleGradients]:
-        """What is left: parameters that other weights are derived from, or with uses that no loss reached.
-
-        Raises:
-            MissingRuleError: some uses have no rule.
-        """
+        """What is left: parameters that other weights are derived from, or with uses that no loss reached."""
         if problems := list(dict.fromkeys(self._problems)):
             listed = "\n  ".join(problems)
             raise MissingRuleError(
@@ -280,11 +268,7 @@ class _Forms:
 
 
 def _form_of(operand: OperandMatch, found: Match, examples: Examples, dy: Any, *, is_only_use: bool) -> Any:
-    """The gradients of one operand, from its rule: a form, or a list of forms for a list operand.
-
-    Raises:
-        ValueError: the operand has no rule, or the rule does not apply to this call.
-    """
+    """The gradients of one operand, from its rule: a form, or a list of them; a ValueError where no rule applies."""
     if operand.rule is None:
         raise ValueError("no rule")
     if found.unknown:

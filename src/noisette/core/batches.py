@@ -169,11 +169,7 @@ class Fetch(Protocol):
 
 
 class MicrobatchSize:
-    """The largest number of examples in the next microbatch, ``now``: the one that was given.
-
-    Raises:
-        TypeError, ValueError: it is not a whole number of at least one.
-    """
+    """The largest number of examples in the next microbatch, ``now``: the one that was given, checked to be one."""
 
     def __init__(self, size: int) -> None:
         if type(size) is not int or size < 1:

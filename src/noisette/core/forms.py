@@ -29,8 +29,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _GRAM_SLACK = 16
 # Explicit gradients replace their factors when they need at most this many times the memory of the factors.
 _KEEP_EXPLICIT = 2
-# Temporary results are computed for a part of the batch at a time, of at most this many elements, or of this share of
-# the factors' elements if that is more.
+# Temporary results are of a part of the batch: so many elements at most, or this share of the factors' if that is more.
 _TEMPORARY_SIZE, _TEMPORARY_SHARE = 2**21, 0.25
 # Below this many positions, writing and reading an explicit gradient costs more than computing it twice.
 _MIN_POSITIONS_TO_KEEP = 16
@@ -50,8 +49,7 @@ _LOST_SQUARES = 2**24
 class Examples:
     """The number of examples in a batch; they are on the first axis of every tensor that a rule is given.
 
-    An operation may have merged positions into that axis: with two examples A and B of three positions, an axis of
-    length 6 holds A0 A1 A2 B0 B1 B2.
+    An operation may have merged positions into it: of A and B, of three positions each, A0 A1 A2 B0 B1 B2.
     """
 
     count: int

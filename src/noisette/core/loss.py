@@ -56,9 +56,7 @@ class CallAgainError(Exception):
 class Microbatch:
     """The arguments of a loss for b examples: nested values whose tensors have the examples on their first axis.
 
-    Attributes:
-        are_tensors_alone: each argument is a tensor, and none has a keyword.
-        tensors: those of the arguments, in a fixed order.
+    ``tensors`` are those of the arguments, in a fixed order; they are alone where each is a tensor without a keyword.
     """
 
     def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -164,8 +162,7 @@ _DECLARE_PUBLIC = (
 class OutsideTensors:
     """The tensors from outside that losses have used: each was there before the first batch, and stays as it is.
 
-    Class weights that a loop computes from each batch would couple its examples. They are a new tensor in each step,
-    which a table of constants is not.
+    Class weights computed from each batch would couple its examples; they are a new tensor in each step, unlike tables.
     """
 
     def __init__(self) -> None:

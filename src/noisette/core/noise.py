@@ -121,8 +121,7 @@ TILE = 256  # elements whose noise is computed together
 class Window:
     """Element ``i`` of a flat tensor is element ``start + (i // run) * stride + i % run`` of the flat parameter.
 
-    A shard of rows is one run, where ``run`` and ``stride`` are ``None``. A shard of columns has a run in each row, and
-    the stride is the length of a whole row.
+    A shard of rows is one run, where both are ``None``. A shard of columns has a run in each row, the ``stride``.
 
     >>> [first for _, first, _ in Window(start=2, run=3, stride=10).segments(9)]
     [2, 12, 22]
@@ -149,7 +148,9 @@ class Window:
 
 
 WHOLE = Window()
-ALL_WHOLE: Mapping[str, Window] = MappingProxyType({})
+Named = Mapping[str, Tensor]  # tensors by name
+Windows = Mapping[str, Window]  # by the names of tensors
+ALL_WHOLE: Windows = MappingProxyType({})
 
 
 class Part(NamedTuple):
@@ -371,9 +372,7 @@ def _polynomial(coefficients: Sequence[float], x: np.ndarray, result: np.ndarray
 class Noise(Protocol):
     """Noise of one key, for sums of one type on one device."""
 
-    def add_(
-        self, flat: Mapping[str, Tensor], parts: tuple[Part, ...], *, step: int, std: float, divisor: float
-    ) -> None:
+    def add_(self, flat: Named, parts: tuple[Part, ...], *, step: int, std: float, divisor: float) -> None:
         """Divide each tensor by a number and add noise to it, as :meth:`GaussianNoise.add_`, for these parts."""
 
 
@@ -396,9 +395,7 @@ class PlainNoise:
         self._quicker = quicker or self._plain
         self._fewest = fewest
 
-    def add_(
-        self, flat: Mapping[str, Tensor], parts: tuple[Part, ...], *, step: int, std: float, divisor: float
-    ) -> None:
+    def add_(self, flat: Named, parts: tuple[Part, ...], *, step: int, std: float, divisor: float) -> None:
         device = flat[parts[0].name].device
         on_host = {name: sum.numpy() for name, sum in flat.items()} if device.type == "cpu" else {}
         # A GPU would multiply by the reciprocal of a number of the host.
@@ -439,22 +436,13 @@ class GaussianNoise:
         self._plain: dict[torch.dtype, PlainNoise] = {}
 
     def add_(
-        self,
-        tensors: Mapping[str, Tensor],
-        *,
-        step: int,
-        std: float = 1.0,
-        divisor: float = 1.0,
-        windows: Mapping[str, Window] = ALL_WHOLE,
+        self, tensors: Named, *, step: int, std: float = 1.0, divisor: float = 1.0, windows: Windows = ALL_WHOLE
     ) -> None:
         """Divide each tensor by a number and add noise of mean zero and this standard deviation to it, in place.
 
-        Args:
-            tensors: by name, contiguous, all float32 or all float64, on one device, no two in the same memory.
-            step: number of the step, below 2^64; the noise of a step must be used only once.
-            std: standard deviation of the noise.
-            divisor: the number; the noise is not divided by it.
-            windows: which elements of the named parameter a tensor holds, flat; without an entry all, from the first.
+        ``tensors`` are by name, contiguous, all float32 or all float64, on one device, no two in the same memory. The
+        noise of a ``step``, below 2^64, must be used only once. ``windows`` say which elements of the named parameter a
+        tensor holds, flat; without an entry all, from the first.
 
         Raises:
             ValueError: a window has the name of no tensor, whose noise would be another one, or the step is too large.

@@ -200,16 +200,11 @@ class GaussianRelease:
         """Write (sum + noise) / expected batch size to the ``.grad`` of every parameter.
 
         The noise is added in place: the memory of the sums becomes that of the gradients, so no private value remains.
-        Gradient hooks of the user see the noised gradient, once.
+        Gradient hooks of the user see the noised gradient, once. ``names`` are those of parameters, by ``id``, which
+        select their noise; others are named after their sum. Each ``step`` is used once with one key.
 
-        Args:
-            sums: the bounded sums of this batch.
-            names: the name of each parameter, by ``id``, which selects its noise; others are named after their sum.
-            step: number of the step; each number is used once with one key.
-
-        Raises:
-            ValueError: the noise would be out of the range of single precision, the shares do not add up to one, or two
-                tensors have the same name, so they would get the same noise.
+        A ``ValueError`` says that the noise would be out of the range of single precision, the shares do not add up to
+        one, or two tensors have the same name, so they would get the same noise.
         """
         stds = self._deviations_of(sums)
         # Names of parameters do not start with a dot, so these cannot coincide with one.
@@ -250,16 +245,9 @@ class GaussianRelease:
         return stds
 
     def check_no_others(self, parameters: Mapping[str, Tensor]) -> None:
-        """Check that ``.grad`` holds what the last release wrote, zeros, or nothing: the next step would take any
-        gradient for a noised one.
-        """
-        others = sorted(
-            name
-            for name, p in parameters.items()
-            if p.grad is not None
-            and p.grad is not self._written.get(id(p))
-            and (p.grad.layout is not torch.strided or p.grad.any())
-        )
+        """Check that ``.grad`` is what the last release wrote, zeros, or nothing: a step takes any for a noised one."""
+        others = {name: p.grad for name, p in parameters.items() if p.grad is not self._written.get(id(p))}
+        others = sorted(n for n, g in others.items() if g is not None and (g.layout is not torch.strided or g.any()))
         if others:
             raise PrivacyError(
                 f".grad of {first_few(others)} holds a gradient that is not private: loss.backward() was called, or "
@@ -286,8 +274,7 @@ def _writable(sums: Sequence[BoundedSum], *, rounded: bool) -> list[list[Tensor]
     """The tensors of each sum: contiguous, in single precision at least, and no two in the same memory.
 
     Noise is added in place: of two tensors in one memory each would get the noise of both. With several ranks, whose
-    sums are added up, they are ``rounded`` to the precision of their parameters: where a rank has several microbatches
-    they are in double precision.
+    sums, in double precision after several microbatches, are added up, they are ``rounded`` to that of parameters.
     """
     tensors: list[list[Tensor]] = []
     for part in sums:

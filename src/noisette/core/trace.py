@@ -39,7 +39,7 @@ _IS_ALL_TRUE = {torch._is_all_true, Tensor._is_all_true}  # pyright: ignore[repo
 OF_A_CONSTANT = {Tensor.new_tensor, Tensor.to, Tensor.type_as, Tensor.reshape_as}
 _REQUIRE_GRAD = {Tensor.requires_grad_, Tensor.requires_grad.__set__}  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
 _TEXTS = {Tensor.__repr__, Tensor.__format__}
-Recompute = Callable[..., Iterator[None]]  # the recorder and a checkpoint's arguments -> what stands in its place
+Recompute = Callable[..., Iterator[None]] | None  # (recorder, a checkpoint's arguments): what stands in its place
 _OPERATORS_OF_FUNCTIONS = "torch._higher_order_ops"  # within a mode these lose gradients without a word
 
 
@@ -545,22 +545,17 @@ def one_value(value: object) -> Tensor:
 
 
 def recorded(
-    function: Callable[..., Any],
-    model: TrainedModel,
-    batch: Microbatch,
-    public: Iterable[Tensor] = (),
-    recompute: Recompute | None = None,
+    code: Operation, model: TrainedModel, batch: Microbatch, public: Iterable[Tensor] = (), recompute: Recompute = None
 ) -> tuple[Any, list[Tensor | None], Recording]:
-    """Call a function that uses the model with one example, for all of them at once, and record it.
+    """Call code that uses the model with one example, for all of them at once, and record it.
 
     It is called once more where examples write into a constant that all of them share, such as ``torch.zeros(...)`` or
     a buffer, with a constant for each example; and where a random number decides a branch, with one for all. Gives what
     it returns; of each value in that the rows, (b, ...), or ``None`` where it depends on no example; and the recording.
 
-    Guarantee: no operation of torch sees two examples, and what the function writes into buffers is dropped.
+    A ``PrivacyError`` says that it cannot be vectorised, or uses a tensor from outside that is not constant.
 
-    Raises:
-        PrivacyError: the function cannot be vectorised, or uses a tensor from outside that is not constant.
+    Guarantee: no operation of torch sees two examples, and what the code writes into buffers is dropped.
     """
     own_for_each, draws, own_weights = set[int](), Draws(model.buffers.seed), False
     outside = model.outside
@@ -574,7 +569,7 @@ def recorded(
                 recorder.begin(level, tensors)
                 one = batch.with_tensors(tensors)
                 with recorder, model.buffers.lent(recorder.buffer):
-                    output = function(*one.args, **one.kwargs)
+                    output = code(*one.args, **one.kwargs)
                 values = [output] if isinstance(output, Tensor) else leaves(output)
                 rows = [vmap.physical(x) if isinstance(x, Tensor) and vmap.is_wrapped(x) else None for x in values]
             break
@@ -589,11 +584,7 @@ def recorded(
 
 
 def record_losses(
-    loss: Loss,
-    model: TrainedModel,
-    batch: Microbatch,
-    public: Iterable[Tensor] = (),
-    recompute: Recompute | None = None,
+    loss: Loss, model: TrainedModel, batch: Microbatch, public: Iterable[Tensor] = (), recompute: Recompute = None
 ) -> ForwardPass:
     """The losses of a microbatch, and the uses of the weights; every use has its examples on the first axis.
 

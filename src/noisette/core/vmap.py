@@ -172,6 +172,7 @@ DRAWS = IN_PLACE_DRAWS | {
     *(torch.bernoulli, Tensor.bernoulli, torch.multinomial, Tensor.multinomial),
 }
 DRAWN = "_noisette_drawn"  # the attribute of a tensor that follows from draws alone: the places of these
+Test = Callable[[Tensor], bool]
 
 
 @dataclass
@@ -182,8 +183,7 @@ class Draws:
     what is drawn at the same places in code is shared.
 
     Guarantee: which records share a draw depends on no other record. A record's own way through the code tells at which
-    places it shares, and the numbers follow from the batch's seed, which all microbatches and ranks have, and from how
-    many were shared before on that way.
+    places it shares, and the numbers follow from the batch's seed, equal on all ranks, and how many it shared before.
     """
 
     seed: int
@@ -215,18 +215,12 @@ class Draws:
         return func(*args, **keywords, generator=generator)
 
     def follow(
-        self,
-        func: Any,
-        place: Place | None,
-        args: Args,
-        keywords: Keywords,
-        outputs: Sequence[Tensor],
-        differs: Callable[[Tensor], bool],
+        self, func: Any, place: Place | None, args: Args, kwargs: Keywords, outputs: Sequence[Tensor], differs: Test
     ) -> None:
         """Note whether the outputs of an operation follow from draws alone; ``differs``: a tensor is not a constant."""
         self.any |= place is not None
         given = args[1:] if func in IN_PLACE_DRAWS else args  # what was in the first is gone
-        found = [tensor for tensor in tensors((given, keywords)) if differs(tensor)]
+        found = [tensor for tensor in tensors((given, kwargs)) if differs(tensor)]
         known: list[Any] = [getattr(tensor, DRAWN, None) for tensor in found]
         places = frozenset().union(*known, [place] if place else []) if None not in known else None
         for tensor in args[:1] if func is Tensor.__setitem__ else outputs:
@@ -416,10 +410,7 @@ def one_example(
 ) -> Iterator[tuple[int, list[Tensor]]]:
     """Within it code computes for all examples at once; gives the level of ``vmap`` and the tensors of one example.
 
-    Guarantee: no operation of torch sees two examples.
-
-    Raises:
-        PrivacyError: the code cannot be vectorised.
+    Guarantee: no operation of torch sees two examples. Code that cannot be vectorised is a ``PrivacyError``.
     """
     with as_if_compiled(checkpoint), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "There is a performance drop")  # operations that vmap takes one by one

@@ -295,11 +295,8 @@ def _plain(column: Sequence[str], declaration: Declaration, words: Sequence[str]
 
 def _problems(name: str, column: Sequence[str], bad: np.ndarray, *, problem: str, by: str = "") -> list[str]:
     """One line for the rows of the mask ``bad`` whose value is missing, and one for those whose value is invalid."""
-    absent = missing(column)
-    lines = (
-        (bad & absent, "a value is missing", f"; fill it in or leave the row out{by}"),
-        (bad & ~absent, problem, ""),
-    )
+    absent, way_out = missing(column), f"; fill it in or leave the row out{by}"
+    lines = ((bad & absent, "a value is missing", way_out), (bad & ~absent, problem, ""))
     return [
         f"column {name!r}: {problem} {in_rows(np.flatnonzero(rows).tolist())}{way_out}"
         for rows, problem, way_out in lines

@@ -301,8 +301,7 @@ class LipschitzBound:
     back onto their sets after each step. Nothing is attached to the model between calls of :meth:`accumulate`.
 
     Args:
-        model: layers of ``noisette.nn.lipschitz`` and torch modules that have a bound, with a ``BoundedInput`` in front
-            of the first layer that trains.
+        model: layers of ``noisette.nn.lipschitz`` or bounded ones of torch, a ``BoundedInput`` before those that train.
         loss: of ``noisette.nn.lipschitz``; gradients of the trained loss are scaled down to its Lipschitz constant.
         input_shape: of one example, without the batch axis; bounds depend on it, so others are refused.
         logit_clipping: clips each example's gradient at the scores below that constant: ``FlatClipping(C)``.
@@ -310,10 +309,8 @@ class LipschitzBound:
 
     Guarantee: adding or removing one example changes each sum by at most its bound, for every input and every label,
     provided that the bounds stated by the user's own modules hold; a short search for a counterexample is made here.
+    Without a bound of each trainable parameter, or with such an example, that is a ``PrivacyError``.
     Source: Bethune et al. 2024, algorithms 1 and 2.
-
-    Raises:
-        PrivacyError: a trainable parameter has no bound, or an example exceeds what a module of the user's states.
 
     >>> from noisette.nn.lipschitz import BoundedInput, SpectralLinear, TauCrossEntropy
     >>> model = nn.Sequential(BoundedInput(2.0), SpectralLinear(4, 3))
@@ -404,11 +401,8 @@ class LipschitzBound:
         """Add the gradients of these examples to the pending sums, from the loss of one example.
 
         As :meth:`noisette.PrivateRun.accumulate`, but the loss is computed from the scores of its last call of the
-        model, whose hooks do not run.
-
-        Raises:
-            PrivacyError: arguments or loss are not of this kind, the loss uses a tensor from outside that changes, or
-                weights or bounds have changed since the first microbatch.
+        model, whose hooks do not run. A ``PrivacyError`` says that arguments or loss are not of this kind, the loss
+        uses a tensor from outside that changes, or weights or bounds have changed since the first microbatch.
         """
         self.add(loss, Microbatch(batch, keywords), tuple(public))
 

@@ -31,8 +31,7 @@ def residual_bound(matrices: Tensor) -> Tensor:
     """
     tall = (matrices if matrices.shape[-2] >= matrices.shape[-1] else matrices.mT).double()
     gram = tall.mT @ tall
-    # An entry of A'A sums n products: its error is at most n eps |a||b|. Over all entries that is n eps ||A||_F^2,
-    # which is n eps times the trace of A'A.
+    # An entry of A'A sums n products: its error is at most n eps |a||b|; over all entries n eps times the trace of A'A.
     rounding = tall.shape[-2] * _EPS * gram.diagonal(dim1=-2, dim2=-1).sum(-1)
     gram.diagonal(dim1=-2, dim2=-1).sub_(1)
     return torch.sqrt(1 + torch.linalg.matrix_norm(gram) + rounding)

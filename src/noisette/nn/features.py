@@ -351,8 +351,7 @@ def mean_over_views(loss: Loss, augment: Callable[[Tensor], Tensor], views: int)
     returns one value for each view, or their mean. ``augment``, such as :class:`~noisette.nn.MirrorAndShift`, is called
     with the example repeated, (views, ...), and returns as many views.
 
-    Guarantee: the views of a record are in the loss of that record alone. Its gradient is their mean, is clipped once,
-    and costs what one view costs.
+    Guarantee: views of a record are in its loss alone. Its gradient is their mean, clipped once, and costs one view's.
     Source: De et al. 2022, "Unlocking high-accuracy [...] image classification through scale", section 3.2.
 
     >>> loss = mean_over_views(lambda model, x, y: (x.squeeze(1) - y) ** 2, lambda x: x + torch.arange(2.0)[:, None], 2)

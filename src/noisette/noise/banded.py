@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from noisette.core.noise import ALL_WHOLE, WHOLE, GaussianNoise, Window
+from noisette.core.noise import ALL_WHOLE, WHOLE, GaussianNoise, Named, Window, Windows
 from noisette.errors import all_of, count
 
 SLACK = 2.0**-20  # the norm of a column is below 1 by this, more than rounding to single precision can add
@@ -138,22 +138,12 @@ class BandedNoise:
 
     @torch.no_grad()
     def add_(
-        self,
-        tensors: Mapping[str, Tensor],
-        *,
-        step: int,
-        std: float = 1.0,
-        divisor: float = 1.0,
-        windows: Mapping[str, Window] = ALL_WHOLE,
+        self, tensors: Named, *, step: int, std: float = 1.0, divisor: float = 1.0, windows: Windows = ALL_WHOLE
     ) -> None:
         """As :meth:`GaussianNoise.add_`. Where ``std`` differs between steps, the noise is correlated in its units."""
         noises = {name: torch.zeros_like(tensor).view(-1) for name, tensor in tensors.items() if tensor.numel()}
-        self._independent.add_(
-            noises,
-            step=step,
-            std=1 / self._first,
-            windows={name: window for name, window in windows.items() if name in noises or name not in tensors},
-        )
+        kept = {name: window for name, window in windows.items() if name in noises or name not in tensors}
+        self._independent.add_(noises, step=step, std=1 / self._first, windows=kept)
         for name, noise in noises.items():
             window, tensor = windows.get(name, WHOLE), tensors[name].view(-1)
             self._correlate((name, window, len(noise), noise.device), noise, step)

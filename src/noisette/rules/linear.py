@@ -168,10 +168,7 @@ def factor_gradients(
     The first letter of the output is that of the examples. For the weight W of "bti,oi->bto", the gradient is
     "bto,bti->boi" of dy and x. Its letters fall into four kinds: b is the example, t is summed (a position), o comes
     from dy alone and i from x alone, so the form is an ``Outer`` of dy and x. A letter that W shares with both, such as
-    h in "bhti,hoi->bhto", makes it a ``GroupedOuter``.
-
-    Raises:
-        ValueError: a diagonal of the factor is taken, or it holds the examples.
+    h in "bhti,hoi->bhto", makes it a ``GroupedOuter``. A diagonal, or a factor with the examples, is a ValueError.
     """
     terms, out = explicit_letters(equation, [tensor.dim() for tensor in tensors])
     others = [Factor(tensor, letters) for tensor, letters in zip(tensors, terms, strict=True)]

@@ -139,9 +139,8 @@ def _register(
 ) -> None:
     """The rules of scale and shift: G_c = sum over positions of dy_c x_hat_c, and G_c = sum over positions of dy_c.
 
-    ``reduce`` sums gradients in the shape of the input to those of the scale or shift. ``normalize`` takes the
-    arguments of the operation, without scale and shift, for parts of the batch. ``check`` refuses arguments with which
-    examples are not independent.
+    ``reduce`` sums gradients in the shape of the input to those of scale or shift. ``normalize`` takes the operation's
+    arguments without these, for parts of the batch. ``check`` refuses arguments that make examples dependent.
     """
     names = tuple(inspect.signature(operation).parameters)
     operands = [name for name in ("weight", "bias") if name in names]

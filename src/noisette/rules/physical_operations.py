@@ -5,8 +5,7 @@ puts the examples where the operation treats its rows separately anyway (the row
 convolution, the sequences of a recurrence), runs the operation on physical tensors, and wraps the result again. It
 returns ``NotImplemented`` where that is not certain; then the operation goes through ``vmap``.
 
-Guarantee: this list is trusted. ``tests/rules/test_physical_operations.py`` checks for each entry that no value of
-one example reaches another.
+Guarantee: this list is trusted; ``tests/rules/test_physical_operations.py`` checks that entries keep examples apart.
 
 Axes: b example, n the batch axis inside the loss of one example, usually of length 1.
 """

@@ -352,13 +352,7 @@ class _Kind:
         return output, *(torch.stack(states) for states in zip(*final, strict=True))
 
     def cell(
-        self,
-        input: Tensor,
-        hx: Tensor | Sequence[Tensor],
-        w_ih: Tensor,
-        w_hh: Tensor,
-        b_ih: Tensor | None = None,
-        b_hh: Tensor | None = None,
+        self, input: Tensor, hx: Any, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
     ) -> Tensor | tuple[Tensor, ...]:
         """One step of a layer, from its states: h, for an LSTM also c."""
         h, *others = (hx,) if isinstance(hx, Tensor) else hx

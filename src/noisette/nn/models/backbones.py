@@ -36,11 +36,7 @@ PACKAGES = {
 
 
 def folder_of(backbone: str) -> Path:
-    """The folder that holds the weights of a backbone: that of an installed package, or the one given.
-
-    Raises:
-        ValueError: the package is not installed, or there is no such folder.
-    """
+    """The folder with the weights of a backbone: of an installed package, or the one given; ValueError without one."""
     if package := PACKAGES.get(backbone):
         try:
             return package.folder()

@@ -211,10 +211,8 @@ def _imported(name: str) -> Any:
 def fixed_features(backbone: str, shape: Shape, *, words: bool) -> nn.Module:
     """The backbone as a fixed part of a model: it maps examples (b, *shape) to features (b, n).
 
-    No code of a folder is run, and nothing is downloaded. Texts are numbered by the tokenizer of the folder.
-
-    Raises:
-        ValueError: the backbone is absent, cannot be loaded, or takes other examples.
+    No code of a folder is run, and nothing is downloaded. Texts are numbered by the tokenizer of the folder. A
+    ``ValueError`` says that the backbone is absent, cannot be loaded, or takes other examples.
     """
     folder = folder_of(backbone)
     if backbone == "efficientnet-lite0":

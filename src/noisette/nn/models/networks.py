@@ -80,8 +80,7 @@ class FixedFeatures(nn.Module):
 
     The fixed part is always in evaluation mode: dropout is off and running statistics do not change.
 
-    Guarantee: ``features`` has no trainable parameters and treats each example alone, so computing it in advance does
-    not change what training reveals.
+    Guarantee: ``features`` trains nothing and treats each example alone: computed in advance, it reveals no more.
     """
 
     def __init__(self, features: nn.Module, head: nn.Module) -> None:
@@ -121,12 +120,8 @@ def linear(shape: Shape, classes: int) -> nn.Module:
 
 def mlp(shape: Shape, classes: int) -> nn.Module:
     """Two hidden layers of 128 tanh units."""
-    return nn.Sequential(
-        nn.Flatten(),
-        *(nn.Linear(numbers_of(shape), 128), nn.Tanh()),
-        *(nn.Linear(128, 128), nn.Tanh()),
-        nn.Linear(128, classes),
-    )
+    first, second = nn.Linear(numbers_of(shape), 128), nn.Linear(128, 128)
+    return nn.Sequential(nn.Flatten(), first, nn.Tanh(), second, nn.Tanh(), nn.Linear(128, classes))
 
 
 class UnitNorm(nn.Module):
