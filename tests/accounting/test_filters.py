@@ -13,7 +13,7 @@ from noisette import Ledger, PldAccountant, noise_multiplier_for
 from noisette.accounting import BallsInBinsGaussian, DpAmount, Events, Gaussian, PoissonGaussian, ZcdpAmount
 from noisette.accounting.budget import PrivacyBudget, RunParameters
 from noisette.accounting.events import Declaration
-from noisette.accounting.filters import RenyiFilter, RenyiOdometer, odometer_epsilon
+from noisette.accounting.filters import RenyiFilter, RenyiOdometer, all_events
 from noisette.accounting.interface import Accountant
 from noisette.accounting.ledger import RecordedRun
 from noisette.errors import PrivacyError, UnsupportedEventError
@@ -228,7 +228,7 @@ def test_beside_a_charge_epsilon_is_the_odometer_s_or_the_budget() -> None:
     bound, terms = spending(ledger, steps=1000)
     reserve(ledger, 1000, terms.recorded)
     together = PldAccountant().compose(ledger.events).epsilon(delta=DELTA)
-    odometer = odometer_epsilon(ledger.declarations, delta=DELTA)
+    odometer = RenyiOdometer().compose(all_events(ledger.declarations)).epsilon(delta=DELTA)
     assert together < free.epsilon(delta=DELTA) == pytest.approx(odometer, rel=1e-9)
     assert bound.epsilon(delta=DELTA) == pytest.approx(min(odometer, EPSILON), rel=1e-9)
 

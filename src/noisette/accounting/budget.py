@@ -13,7 +13,7 @@ from typing import Any, Self
 from noisette import errors as checks
 from noisette.accounting.calibrate import SEE_PLAN, Given, check_ranges
 from noisette.accounting.events import Event, StepRelease, event_of, facts_of
-from noisette.accounting.filters import RenyiFilter, all_events, odometer_epsilon
+from noisette.accounting.filters import RenyiFilter, RenyiOdometer, all_events
 from noisette.accounting.interface import Accountant
 from noisette.accounting.ledger import Ledger, RecordedRun, declared
 from noisette.errors import PrivacyError
@@ -120,7 +120,7 @@ class PrivacyBudget:
             return math.inf
         if len(declarations) < 2:
             return self.accountant.compose(self.ledger.events).epsilon(delta=left)
-        found = odometer_epsilon(declarations, delta=left)
+        found = RenyiOdometer().compose(all_events(declarations)).epsilon(delta=left)
         budget, of_budget = self._terms.epsilon, self._terms.delta
         if budget is not None and of_budget is not None and delta >= of_budget and not self._excess(0):
             return min(found, budget)

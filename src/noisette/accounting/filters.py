@@ -152,11 +152,6 @@ def all_events(declarations: Sequence[Declaration]) -> Events:
     return sum((Counter(each.events) for each in declarations), Counter[Event]())
 
 
-def odometer_epsilon(declarations: Sequence[Declaration], *, delta: float) -> float:
-    """Epsilon of these declarations, whatever was chosen after looking."""
-    return RenyiOdometer().compose(all_events(declarations)).epsilon(delta=delta)
-
-
 def for_several(event: Event, number: int, neighbouring: Neighbouring) -> Event | None:
     """A release with the guarantee for so many records, or users, at once; ``None`` where no event is that.
 
@@ -251,8 +246,7 @@ def check_one_relation(events: Events) -> None:
     if set(relations) == {Neighbouring.ADD_OR_REMOVE_ONE, Neighbouring.ADD_OR_REMOVE_USER}:
         promise = (
             "together they promise something for users, if a user has at most K records in the data set: give "
-            "--records-per-user K. For single records they promise nothing, since a release for users counts a user's "
-            "records as a whole"
+            "--records-per-user K. For single ones they promise nothing, since a release for users counts theirs whole"
         )
     listed = " and ".join(f"{times:,} to {relation}" for relation, times in relations.items())
     raise ValueError(f"the ledger holds releases with different guarantees: {listed}; {promise}")

@@ -351,9 +351,6 @@ def _calls_made_by(instead: Callable[..., Any], model: nn.Module) -> Iterator[No
         nn.Module.__call__ = before
 
 
-# Engines
-
-
 class ReweightGP:
     """Two passes that keep no gradient: norms in the first, each parameter's clipped sum in the second.
 

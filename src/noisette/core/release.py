@@ -237,9 +237,8 @@ class GaussianRelease:
                 raise ValueError(f"expected a finite noise standard deviation above 0, got {std}")
             if not _SMALLEST_STD < std / self.expected_batch_size < _LARGEST_STD:
                 raise ValueError(
-                    f"a noise standard deviation of {std:g} over an expected batch size of "
-                    f"{self.expected_batch_size:g} is out of range of single precision; multiply the losses and the "
-                    "bound with a constant"
+                    f"noise of deviation {std:g} over a batch size of {self.expected_batch_size:g} is out of range of "
+                    "single precision; multiply the losses and the bound with a constant"
                 )
             stds.append(std / self.expected_batch_size)
         return stds
@@ -251,8 +250,7 @@ class GaussianRelease:
         if others:
             raise PrivacyError(
                 f".grad of {first_few(others)} holds a gradient that is not private: loss.backward() was called, or "
-                ".grad was set. Give the loss of one example to run.accumulate(loss, *batch) instead, and clear these "
-                "with optimizer.zero_grad()"
+                ".grad was set. Give one example's loss to run.accumulate(loss, *batch), and call optimizer.zero_grad()"
             )
 
 

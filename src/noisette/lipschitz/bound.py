@@ -269,8 +269,7 @@ def _level_of(scores: Tensor) -> int:
         raise PrivacyError("the scores do not depend on the example: call the model with the loss's own arguments")
     if not vmap.is_batched(scores) or vmap.is_wrapped(vmap.physical(scores)):
         raise PrivacyError(
-            "the model was called inside of another vmap or another transformation of torch.func; call it with one "
-            "example, outside of it"
+            "the model was called inside of another transformation of torch.func; call it with one example outside"
         )
     return vmap.level_of(scores)
 
@@ -333,8 +332,7 @@ class LipschitzBound:
         self.model = model = self._unwrapped.module
         if any(map(is_sharded, model.parameters())):
             raise PrivacyError(
-                "the weights of a Lipschitz network are projected as whole matrices, so they cannot be sharded; give "
-                "each rank the whole model"
+                "weights of Lipschitz networks are projected whole, so not sharded: give each rank the whole model"
             )
         self.loss = loss
         self.input_shape = tuple(input_shape)  # of one example, without the batch axis
@@ -366,9 +364,8 @@ class LipschitzBound:
             )
         if infinite := [name for name, p in self.parameters.items() if not found[p] < math.inf]:
             raise PrivacyError(
-                f"no finite sensitivity is known for {', '.join(infinite)}: put a "
-                "noisette.nn.lipschitz.BoundedInput in front of the first module that trains, and only modules with a "
-                "bound behind it"
+                f"no finite sensitivity for {', '.join(infinite)}: put a noisette.nn.lipschitz.BoundedInput in front "
+                "of the first module that trains, and only modules with a bound behind it"
             )
         return {name: found[p] * (1 + self.slack) for name, p in self.parameters.items()}
 
@@ -519,6 +516,5 @@ class LipschitzBound:
     def _refuse_changed_weights(self) -> None:
         if self._projected != weight_fingerprint(self.model):
             raise PrivacyError(
-                "the weights were changed within a batch, but the bounds of a batch are those of the weights at its "
-                "start. Change weights between batches"
+                "weights changed within a batch, whose bounds are those at its start: change them between batches"
             )

@@ -134,8 +134,7 @@ def _require_finite(matrices: Tensor) -> None:
     if not matrices.isfinite().all():
         bad = int((~matrices.isfinite()).sum())
         raise ValueError(
-            f"{bad} of {matrices.numel()} weights are not finite numbers, so they cannot be projected; a learning rate "
-            "that is too large causes this"
+            f"{bad} of {matrices.numel()} weights are not finite and cannot be projected: lower the learning rate"
         )
 
 

@@ -384,9 +384,6 @@ def _in_parts(norms: Norms, count: int, form: KernelGradients) -> Tensor:
     return found[0] if len(found) == 1 else torch.cat(found)
 
 
-# The rules
-
-
 def _per_axis(value: PerAxis, axes: int) -> tuple[int, ...]:
     values = tuple(value) if isinstance(value, Sequence) else (value,)
     return values * axes if len(values) == 1 else values

@@ -240,9 +240,6 @@ def _flattened_product(factors: Sequence[Factor], example: str, groups: Sequence
     return product.reshape(-1 if has_examples else 1, *shape).expand(sizes[example], -1, -1, -1)
 
 
-# The rules
-
-
 @rule(F.linear, operand="weight")
 def linear_weight(
     examples: Examples, dy: Tensor, input: Tensor, weight: Tensor, bias: object = None

