@@ -244,23 +244,21 @@ def least_epsilon(delta_at: Callable[[float], float], delta: float, tolerance: f
     return high
 
 
-def _characteristic(
-    one: LossDistribution, tilted: Tilted, c: float, step: float, points: int
-) -> tuple[np.ndarray, float]:
+def _characteristic(one: LossDistribution, tilted: Tilted, c: float, step: float, n: int) -> tuple[np.ndarray, float]:
     """The mean of exp(i t (loss - mean)) under a tilted distribution for all t = k * step, and its error.
 
     With k = a * rows + b the exponential is a product over a and b, so all means are one product of two matrices.
     """
-    rows = math.ceil(math.sqrt(points))
+    rows = math.ceil(math.sqrt(n))
     likely = tilted.weights > LEAST_WEIGHT
     weights = tilted.weights[likely]
     losses = step * (one.losses[likely] - tilted.mean)
     fine = _powers(np.exp(1j * losses), rows)
-    coarse = _powers(np.exp(1j * rows * losses), math.ceil(points / rows)) * weights
+    coarse = _powers(np.exp(1j * rows * losses), math.ceil(n / rows)) * weights
     with _linear_algebra().limit(limits=1, user_api="blas"):
-        factor = (coarse @ fine.T).ravel()[:points]
+        factor = (coarse @ fine.T).ravel()[:n]
     left_out = LEAST_WEIGHT * (len(tilted.weights) - len(weights))
-    phases = points * step * (float(weights @ np.abs(one.losses[likely])) + abs(tilted.mean))
+    phases = n * step * (float(weights @ np.abs(one.losses[likely])) + abs(tilted.mean))
     exponents = float(tilted.weights @ np.abs(c * one.losses)) + abs(tilted.log_mean)
     return factor, one.uncertainty + left_out + 4 * ROUNDING * (phases + exponents + 2 * rows)
 

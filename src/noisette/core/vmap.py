@@ -78,9 +78,7 @@ _CAUSES = {  # a part of PyTorch's message -> what it means
         (".item()", "Cannot access data pointer of Tensor"),
         "takes the value of one example as a Python number, as a branch on it, .item() or a shape from it does",
     ),
-    "data-dependent control flow": (
-        "branches on values of an example or a random number; write the choice with torch.where"
-    ),
+    "data-dependent control flow": ("branches on values of an example or a random number; choose by torch.where"),
     **dict.fromkeys(
         ("Batch norm got a batched tensor", "Expected more than 1 value per channel when training"), _STATISTICS
     ),

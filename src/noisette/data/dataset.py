@@ -160,9 +160,7 @@ def hold_out(data: DataSet, share: float, key: bytes) -> DataSet:
     digests = (hashlib.blake2b(str(unit).encode("utf-8", "surrogatepass"), key=key, digest_size=8) for unit in units)
     held = np.array([int.from_bytes(digest.digest()) / 2**64 < share for digest in digests], dtype=bool)
     if held.all() or not held.any():
-        raise DataError(
-            f"{data.name} has too few records to hold out {share:g} of them: one part is empty; change holdout"
-        )
+        raise DataError(f"{data.name} has too few records to hold out {share:g}: one part is empty; change holdout")
     size = max(1, round(data.declared_size * (1 - share)))
     return replace(data, train=_part(data.train, ~held), test=_part(data.train, held), declared_size=size)
 

@@ -62,24 +62,20 @@ _STEP_SIZE = 0.3  # relative to the norm of the variable
 _ROUNDING = 2.0**-13
 
 
-def check_stated_bounds(
-    model: nn.Module, shape: tuple[int, ...], limit: float, sensitivities: Mapping[str, float]
-) -> None:
+def check_stated_bounds(model: nn.Module, shape: Sequence[int], limit: float, stated: Mapping[str, float]) -> None:
     """Raise PrivacyError if a search finds an example that exceeds its bound, in models with modules of the user's."""
     kinds = {type(module) for module in model.modules()}
     own = sorted(kind.__name__ for kind in kinds if kind.__module__.partition(".")[0] not in ("torch", "noisette"))
-    if own and (ratio := largest_gradient_ratio(model, shape, limit, sensitivities)) > 1 + _ROUNDING:
+    if own and (ratio := largest_gradient_ratio(model, shape, limit, stated)) > 1 + _ROUNDING:
         raise PrivacyError(
             f"an example was found whose gradient is {ratio:.4g} times its bound. Bounds of your own modules "
             f"({', '.join(own)}) do not hold: correct their bound_forward and bound_backward"
         )
 
 
-def largest_gradient_ratio(
-    model: nn.Module, shape: tuple[int, ...], limit: float, sensitivities: Mapping[str, float]
-) -> float:
+def largest_gradient_ratio(model: nn.Module, shape: Sequence[int], limit: float, stated: Mapping[str, float]) -> float:
     """The largest ratio of a gradient norm to its bound that a search finds; ``limit`` is that at the scores."""
-    parameters, bounds = [model.get_parameter(name) for name in sensitivities], list(sensitivities.values())
+    parameters, bounds = [model.get_parameter(name) for name in stated], list(stated.values())
     largest = 0.0
     with torch.random.fork_rng(), torch.enable_grad(), ModelBuffers(model).lent():
         torch.manual_seed(0)
@@ -240,9 +236,7 @@ def _check_precision(output: Any) -> None:
     if torch.is_autocast_enabled(output.device.type):
         raise PrivacyError("rounding under autocast exceeds the slack of the bounds; call the model outside of it")
     if output.is_cuda and torch.backends.cuda.matmul.allow_tf32:
-        raise PrivacyError(
-            "rounding in TF32 exceeds the bounds' slack; set torch.backends.cuda.matmul.allow_tf32 = False"
-        )
+        raise PrivacyError("TF32 rounds beyond the bounds' slack; set torch.backends.cuda.matmul.allow_tf32 = False")
 
 
 def _check_shapes(shape: tuple[int, ...], arguments: list[Any], scores: Tensor) -> None:
@@ -475,9 +469,7 @@ class LipschitzBound:
     def after_step(self) -> None:
         """Project the weights onto their sets."""
         if half := [name for name, p in self.parameters.items() if p.dtype.itemsize < 4]:
-            raise PrivacyError(
-                f"{', '.join(half)}: rounding in half precision exceeds the bounds' slack; call model.float()"
-            )
+            raise PrivacyError(f"{', '.join(half)}: half precision rounds beyond the bounds' slack; call model.float()")
         project(self.model)
         self._projected = weight_fingerprint(self.model)
 

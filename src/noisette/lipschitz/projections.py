@@ -133,9 +133,7 @@ def _residual(gram: Tensor) -> Tensor:
 def _require_finite(matrices: Tensor) -> None:
     if not matrices.isfinite().all():
         bad = int((~matrices.isfinite()).sum())
-        raise ValueError(
-            f"{bad} of {matrices.numel()} weights are not finite and cannot be projected: lower the learning rate"
-        )
+        raise ValueError(f"{bad} of {matrices.numel()} weights to project are not finite: lower the learning rate")
 
 
 class Constrained(Shown):

@@ -160,9 +160,7 @@ def explicit_letters(equation: str, axes: Sequence[int]) -> tuple[list[str], str
     return full, out.replace("...", dots)
 
 
-def factor_gradients(
-    examples: Examples, dy: Tensor, equation: str, tensors: Sequence[Tensor], place: int
-) -> ExampleGradients:
+def factor_gradients(examples: Examples, dy: Tensor, equation: str, tensors: list[Tensor], at: int) -> ExampleGradients:
     """Gradients of the factor at this place of ``einsum(equation, *tensors)``, given the gradient of its output.
 
     The first letter of the output is that of the examples. For the weight W of "bti,oi->bto", the gradient is
@@ -172,7 +170,7 @@ def factor_gradients(
     """
     terms, out = explicit_letters(equation, [tensor.dim() for tensor in tensors])
     others = [Factor(tensor, letters) for tensor, letters in zip(tensors, terms, strict=True)]
-    operand, output, example = others.pop(place), Factor(dy, out), out[0]
+    operand, output, example = others.pop(at), Factor(dy, out), out[0]
     if len(set(operand.letters)) < len(operand.letters):
         raise ValueError(f"{equation} takes a diagonal of a weight; call torch.diagonal on the weight first")
     if example in operand.letters:
@@ -241,9 +239,7 @@ def _flattened_product(factors: Sequence[Factor], example: str, groups: Sequence
 
 
 @rule(F.linear, operand="weight")
-def linear_weight(
-    examples: Examples, dy: Tensor, input: Tensor, weight: Tensor, bias: object = None
-) -> ExampleGradients:
+def linear_weight(examples: Examples, dy: Tensor, input: Tensor, weight: Tensor, bias: Any = None) -> ExampleGradients:
     """G = sum_t dy_t x_t^T; of a weight (i,) G = sum_t dy_t x_t."""
     if dy.dtype is torch.bfloat16:  # not cast
         return BrainOuter(examples.sequences(dy), examples.sequences(input))

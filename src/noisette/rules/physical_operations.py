@@ -49,7 +49,7 @@ def row_by_row(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs:
         return NotImplemented
     if arguments.get("max_norm") is not None:
         raise PrivacyError(
-            "max_norm rescales rows of an embedding that examples look up, and saves them without noise; leave max_norm out"
+            "max_norm rescales the rows that examples look up and saves them without noise; leave max_norm out"
         )
     input = physical(arguments["input"])
     if func is F.linear:
@@ -99,10 +99,8 @@ def einsum(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Map
     if letter is None:
         return NotImplemented
     factors, result = equation.split("->")
-    terms = [
-        f"{letter}{term.strip()}" if is_wrapped(x) else term
-        for term, x in zip(factors.split(","), operands, strict=True)
-    ]
+    pairs = zip(factors.split(","), operands, strict=True)
+    terms = [f"{letter}{term.strip()}" if is_wrapped(x) else term for term, x in pairs]
     inner = [physical(operand) if is_wrapped(operand) else operand for operand in operands]
     return _no_view(run(func, (f"{','.join(terms)}->{letter}{result.strip()}", *inner), {}))
 
