@@ -122,15 +122,12 @@ class PrivacyBudget:
             return self.accountant.compose(self.ledger.events).epsilon(delta=left)
         found = RenyiOdometer().compose(all_events(declarations)).epsilon(delta=left)
         budget, of_budget = self._terms.epsilon, self._terms.delta
-        if budget is not None and of_budget is not None and delta >= of_budget and not self._excess(0):
-            return min(found, budget)
+        if budget is not None and of_budget is not None and delta >= of_budget:
+            return found if self._excess(0, budget, of_budget) else min(found, budget)
         return found
 
-    def _excess(self, steps: int) -> str | None:
+    def _excess(self, steps: int, budget: float, delta: float) -> str | None:
         """How this many further steps would exceed the budget, if they do."""
-        budget, delta = self._terms.epsilon, self._terms.delta
-        assert budget is not None
-        assert delta is not None
         further = [(self._terms.recorded.series(self._terms.event), steps)] if steps else []
         declarations = declared([*self.ledger.paid.items(), *further])
         if (left := delta - NOISE_TAIL) <= 0:
@@ -150,10 +147,10 @@ class PrivacyBudget:
 
     def check_budget(self, steps: int) -> None:
         """Check that this many further steps keep the budget, if there is one, or raise a ``PrivacyError``."""
-        budget = self._terms.epsilon
-        if budget is None or self._terms.delta is None:
+        budget, delta = self._terms.epsilon, self._terms.delta
+        if budget is None or delta is None:
             return
-        if problem := self._excess(steps):
+        if problem := self._excess(steps, budget, delta):
             raise PrivacyError(
                 f"{problem}, beyond the budget of {budget:g}: the noise is too small for so many steps, or other "
                 f"releases were made meanwhile. Take fewer steps, more noise or a larger budget: {SEE_PLAN}"

@@ -142,16 +142,11 @@ def _places(noise_multiplier: float) -> int:
     return int(abs(math.log(LEAST_NOISE / noise_multiplier)) / math.log(RATIO))
 
 
-# Both are for first guesses only, so their arguments are clamped to where no arithmetic overflows.
+# For first guesses only: there arguments are clamped to where no arithmetic overflows.
 def _distance(epsilon: float, delta: float) -> float:
     """About the distance between the means of two Gaussians of standard deviation 1 that are (epsilon, delta)-close."""
     tail, epsilon = math.log(1 / delta), min(epsilon, 1e6)
     return max(math.sqrt(2) * epsilon / (math.sqrt(tail + epsilon) + math.sqrt(tail)), 1e-100) if epsilon else 0.0
-
-
-def _divergence(sampling_rate: float, noise_multiplier: float) -> float:
-    """Chi-square divergence of one release: its share of the squared distance of many small ones together."""
-    return max(sampling_rate, LEAST_RATE) ** 2 * math.expm1(min(_resolved(noise_multiplier) ** -2, 700.0))
 
 
 def _resolved(noise_multiplier: float) -> float:
@@ -246,7 +241,9 @@ def steps_for(
     """
     budget = Budget(epsilon, delta, accountant, prior_events)
     release = PoissonGaussian(sampling_rate, noise_multiplier)
-    guess = int(min(budget._remaining_distance**2 / _divergence(sampling_rate, noise_multiplier), MOST_STEPS))
+    # Chi-square divergence of a release: its share of the squared distance of many small ones together.
+    share = max(sampling_rate, LEAST_RATE) ** 2 * math.expm1(min(_resolved(noise_multiplier) ** -2, 700.0))
+    guess = int(min(budget._remaining_distance**2 / share, MOST_STEPS))
     return budget._last_within(
         lambda steps: with_releases(prior_events, release, steps), most=MOST_STEPS, guess=guess, stride=guess // 10
     )

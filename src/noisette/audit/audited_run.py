@@ -61,7 +61,7 @@ class RunAudit(Audit):
     @property
     def findings(self) -> tuple[str, ...]:
         return tuple(
-            f"at delta={p.delta:g} a run costs epsilon={p.certified:.3g} or more; guaranteed is {p.guaranteed:.3g}"
+            f"at delta={p.delta:g} the run costs epsilon={p.certified:.3g} or more; guaranteed is {p.guaranteed:.3g}"
             for p in self.points
             if p.certified > p.guaranteed
         )
@@ -96,10 +96,7 @@ def audit_run(
         on_step: called after each step with the number of steps done, and of all.
 
     Guarantee: the scores are independent for the documented mechanism, so a guarantee that holds is refuted with
-    probability ``false_alarm`` at most.
-
-    Raises:
-        ValueError, PrivacyError: a number outside its domain; the bound refuses the model or the losses.
+    probability ``false_alarm`` at most. Errors are those of :func:`audit_bound`.
     """
     checks.all_of(
         lambda: checks.open_fraction(false_alarm=false_alarm),

@@ -109,7 +109,6 @@ class PoissonSampler:
         checks.probability(sampling_rate=self.sampling_rate)
 
     def indices(self, *, step: int) -> np.ndarray:
-        """Indices of the records in this step's batch, ascending; possibly none."""
         if self.sampling_rate < DENSEST:
             return records_at_gaps(self.size, self.sampling_rate, self.key, purpose="sampling", step=step)
         width = int(self.sampling_rate * 2**64)

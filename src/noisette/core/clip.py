@@ -224,7 +224,6 @@ class BookKeeping:
     """
 
     def clipped_sum(self, forward: ForwardPass, parameters: Mapping[str, Tensor], clipping: Clipping) -> ClippedSum:
-        """See `noisette.core.clip.Engine`."""
         found = per_example_gradients(forward, parameters, with_norms)
         return clip_and_sum(found, forward.losses, clipping)
 

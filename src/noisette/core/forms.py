@@ -427,10 +427,8 @@ def rule(
     operation's output (of several outputs a tuple, with ``None`` where no loss depends on one), and the operation's own
     arguments under its own names, all data with the examples on the first axis. It returns the per-example gradients of
     ``operand``, a list where that is a list of tensors. Of several operands it gets the name of the wanted one first.
-    ``names`` are those of all arguments of the operations: of the function's own unless given.
-
-    Raises:
-        ValueError: an operand has a rule already, or the rule does not take it.
+    ``names`` are those of all arguments of the operations: of the function's own unless given. A ``ValueError`` says
+    that an operand has a rule already, or the rule does not take it.
     """
 
     def register(function: Rule) -> Rule:

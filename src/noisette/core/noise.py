@@ -381,10 +381,6 @@ class Noise(Protocol):
 Source = Callable[[SecretKey, torch.dtype, torch.device, int], Noise | None]
 
 
-def never(key: SecretKey, dtype: torch.dtype, device: torch.device, values: int) -> None:
-    """There is no quicker noise."""
-
-
 class PlainNoise:
     """Noise that a processor computes, also for sums on another device; by ``quicker`` from ``fewest`` tiles on."""
 
@@ -430,7 +426,7 @@ class GaussianNoise:
     True
     """
 
-    def __init__(self, key: SecretKey, source: Source = never) -> None:
+    def __init__(self, key: SecretKey, source: Source | None = None) -> None:
         self._key = key
         self._source = source
         self._plain: dict[torch.dtype, PlainNoise] = {}
@@ -457,7 +453,8 @@ class GaussianNoise:
             return
         parts = tuple([Part(name, tensor.numel(), windows.get(name, WHOLE)) for name, tensor in flat.items()])
         first = next(iter(flat.values()))
-        noise = self._source(self._key, first.dtype, first.device, sum(part.size for part in parts))
+        values = sum(part.size for part in parts)
+        noise = self._source(self._key, first.dtype, first.device, values) if self._source else None
         if noise is None:
             if first.dtype not in self._plain:
                 self._plain[first.dtype] = PlainNoise(self._key, first.dtype)

@@ -160,11 +160,9 @@ class OwnNoise:
             self._noise.add_(named, step=step, std=std, divisor=divisor)
 
     def deviation(self, step: int) -> float:
-        """Independent noise has the same deviation in each step."""
         return 1.0
 
     def written(self, parameter: Tensor, gradient: Tensor) -> Tensor:
-        """The gradient as it is."""
         return gradient
 
 

@@ -385,7 +385,6 @@ class LipschitzBound:
         self._buffers.begin_batch(seed)
 
     def end_batch(self) -> list[str]:
-        """Put back the buffers that were written since the batch began; give their names."""
         return self._buffers.end_batch()
 
     def accumulate(self, loss: Loss, *batch: Any, public: Iterable[Tensor] = (), **keywords: Any) -> None:

@@ -422,14 +422,9 @@ class MirrorAndShift:
             images = torch.where(mirrored.view(-1, 1, 1, 1), images.flip(-1), images)
         if self.shift:
             down, right = (torch.randint(-self.shift, self.shift + 1, (count,), device=device) for _ in range(2))
-            images = _shifted(images, down, right)
+            height, width = images.shape[-2:]
+            rows = (torch.arange(height, device=device) - down.unsqueeze(1)).clamp(0, height - 1)
+            columns = (torch.arange(width, device=device) - right.unsqueeze(1)).clamp(0, width - 1)
+            images = images.gather(2, rows[:, None, :, None].expand(images.shape))
+            images = images.gather(3, columns[:, None, None, :].expand(images.shape))
         return images
-
-
-def _shifted(images: Tensor, down: Tensor, right: Tensor) -> Tensor:
-    """Each image shifted by its own number of pixels, (b,); the border is repeated."""
-    height, width = images.shape[-2:]
-    rows = (torch.arange(height, device=images.device) - down.unsqueeze(1)).clamp(0, height - 1)
-    columns = (torch.arange(width, device=images.device) - right.unsqueeze(1)).clamp(0, width - 1)
-    moved = images.gather(2, rows[:, None, :, None].expand(images.shape))
-    return moved.gather(3, columns[:, None, None, :].expand(images.shape))

@@ -123,8 +123,13 @@ def to_parameters(
         if len(weight.parents) > 1 or not _is_view(tensor, parent):
             pending += _to_parents(weight, form)
         else:
+            at = Region.of(tensor)
+            if (
+                len(at.size) == 2 and at.stride[0] < at.stride[1] and isinstance(form, Outer)
+            ):  # of W^T: one region with W
+                at, form = Region(at.offset, at.size[::-1], at.stride[::-1]), form.transposed()
             direct.setdefault(parent, [])
-            views.setdefault(parent, []).append(_untransposed(Region.of(tensor), form))
+            views.setdefault(parent, []).append((at, form))
     return [(parameter, _merge(parameter, parts + views.get(parameter, []))) for parameter, parts in direct.items()]
 
 
@@ -137,13 +142,6 @@ def _added(gradients: Sequence[tuple[Key, ExampleGradients]]) -> dict[Key, Examp
     for key, form in gradients:
         grouped.setdefault(key, []).append(form)
     return {key: forms.add(given) for key, given in grouped.items()}
-
-
-def _untransposed(at: Region, form: ExampleGradients) -> tuple[Region, ExampleGradients]:
-    """The region and gradients of W for those of W^T, so that both are one region."""
-    if len(at.size) == 2 and at.stride[0] < at.stride[1] and isinstance(form, Outer):
-        return Region(at.offset, at.size[::-1], at.stride[::-1]), form.transposed()
-    return at, form
 
 
 def _merge(parameter: Tensor, parts: Sequence[tuple[Region, ExampleGradients]]) -> ExampleGradients:

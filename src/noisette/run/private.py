@@ -25,7 +25,7 @@ from noisette.accounting.ledger import LedgerAccount, as_html, as_text, declared
 from noisette.capture.captured import schedule_of
 from noisette.core.batches import Batch
 from noisette.core.loss import is_sharded
-from noisette.core.noise import GaussianNoise, SecretKey, Source, never
+from noisette.core.noise import GaussianNoise, SecretKey, Source
 from noisette.core.release import GaussianRelease, GradientBound, NoisySums, OwnNoise, parts_of
 from noisette.core.steps import DpSgd, Parts, RandomStates, differing_parameters, seed_torch, unfinished_runs
 from noisette.errors import PrivacyError, plain
@@ -207,7 +207,7 @@ class PrivateRun(DpSgd):
         # The ranks of a sharded model take every microbatch together; others meet once a step.
         kind = partial(JointBatch, ranks=ranks) if together else Batch
         captured = bound.schedule if isinstance(bound, PerExampleClip) else schedule_of("auto")
-        source: Source = never
+        source: Source | None = None
         if (captured is not None and captured.compiles) or any(device.type != "cpu" for device in devices):
             from noisette.noise.device import CompiledNoise
 

@@ -132,9 +132,7 @@ def build(name: str, shape: Shape, classes: int, words: int = 0) -> nn.Module:
     """A fresh model: one of :func:`names`, ``package.module:callable``, or a folder of Hugging Face.
 
     A callable of your own gets (shape of an example, classes), and for texts of numbered words the number of ``words``.
-
-    Raises:
-        ValueError: there is no such model, or it does not return one score per class for an example of this shape.
+    A ``ValueError`` says that there is no such model, or it does not return one score per class for such an example.
     """
     model = _made(name, shape, classes, words)
     if not isinstance(model, nn.Module):
