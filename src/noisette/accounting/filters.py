@@ -226,9 +226,7 @@ def curve_for(events: Events, accountant: Accountant, number: int, neighbouring:
         whole = event.neighbouring.for_several(number)
         is_part = event in known or whole == neighbouring or (event.neighbouring, neighbouring) == of_user
         if not is_part or (several is None and known):
-            raise UnsupportedEventError(
-                f"{event}, with a guarantee to {event.relation}, says nothing to {neighbouring}"
-            )
+            raise UnsupportedEventError(f"{event}, a guarantee to {event.relation}, says nothing to {neighbouring}")
         if several is None and isinstance(accountant, RenyiOdometer):
             raise UnsupportedEventError(f"{event} has no odometer for several records at once")
         if several is None:

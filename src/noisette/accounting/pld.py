@@ -22,8 +22,7 @@ from noisette.accounting.privacy_loss import ROUNDING, LossDistribution, Tilted,
 from noisette.accounting.rdp import HIGH_ORDERS, ORDERS, RdpAccountant, RdpCurve, renyi_loss
 from noisette.errors import not_negative, open_fraction
 
-# The standard deviation of the Gaussian release that is added, over that of the composed loss; the share of epsilon
-# that it may cost; the most points of the line.
+# The deviation of the Gaussian release that is added, over the loss's; its share of epsilon; the most points of a line.
 ADDED_DEVIATION, ADDED_COST, MOST_POINTS = 2e-3, 1e-5, 2**15
 NEGLIGIBLE = 40.0  # the exponent at which a Gaussian factor, and the images of a periodic sum, are negligible
 LEAST_TERM = 1e-17  # of the largest: terms below this share end the sum; they are added to the error

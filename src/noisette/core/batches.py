@@ -31,8 +31,7 @@ def records_at_gaps(size: int, rate: float, key: SecretKey, *, purpose: str, ste
 
     The rate is in (0, 1/2], and word ``i`` of the stream of this purpose and step decides the ``i``-th gap.
 
-    Guarantee: each record is included with probability exactly ``rate``, independently of all others, if the words of
-    the keystream are uniform: no rounding enters.
+    Guarantee: for uniform words each record is included with probability exactly ``rate``, independently of all others.
     Source: Devroye 1986, "Non-Uniform Random Variate Generation", X.2 (geometric by inversion); Knuth & Yao 1976
     (bits drawn until they decide).
     """

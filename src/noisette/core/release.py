@@ -96,8 +96,7 @@ class GradientBound(Stateful, Protocol):
 # blocks of 256 examples and then in double precision, move by less than a tenth of it more than they do in real
 # arithmetic, on any processor, for random examples and for those chosen to make rounding worst.
 ROUNDING = 2**-13
-# Between them noise and sum have all the digits of single precision. Below, noise would lose digits and finally be
-# zero, and the sum would be released as it is.
+# Between them noise and sum have all digits of single precision. Far below noise is zero, and the sum bare.
 _SMALLEST_STD = 1e-30
 _LARGEST_STD = 1e30
 

@@ -206,8 +206,7 @@ class DpSgd:
     def _begin_batch(self) -> None:
         """The first records of a batch are about to be read: from here to the release nobody writes into the model.
 
-        Random numbers of torch have a secret seed. By a known one, one record more would give those behind it other
-        views and masks, which others could compute.
+        Torch has a secret seed. By a known one, a record more gives those behind it other masks, which others compute.
         """
         if self._opened is not None:
             return

@@ -196,8 +196,7 @@ class Recorder(TorchFunctionMode):
         for tensor in tensors_among(args, kwargs):
             if vmap.is_wrapped(tensor):
                 is_batched = True
-                # One without a mark was made by code that is hidden from torch functions. Of one that another call has
-                # left, ``vmap`` would take the rows as those of now.
+                # Without a mark: made by code hidden from torch functions. Of another call, ``vmap`` would mix up rows.
                 if getattr(tensor, CALL, self._call) is not self._call:
                     raise kept_from_another_call(tensor)
                 setattr(tensor, CALL, self._call)

@@ -177,8 +177,7 @@ Test = Callable[[Tensor], bool]
 class Draws:
     """Random numbers that decide a branch, as whether a layer is dropped: one draw for all records of a batch.
 
-    All others are drawn for each example. Which decide a branch is known when code asks: then the loss begins anew, and
-    what is drawn at the same places in code is shared.
+    All others are drawn for each example. Once code asks, the loss begins anew and shares what the same places draw.
 
     Guarantee: which records share a draw depends on no other record. A record's own way through the code tells at which
     places it shares, and the numbers follow from the batch's seed, equal on all ranks, and how many it shared before.
@@ -258,8 +257,7 @@ def _where(traceback: TracebackType | None, model: nn.Module) -> str:
 def shared_numbers_refused() -> Iterator[None]:
     """Within it a loss is called for a whole microbatch, and must not draw from Python's or NumPy's global generator.
 
-    Numbers of torch are drawn for each example. A number of theirs would be shared by the examples of a microbatch, and
-    which ones share it would depend on the others.
+    Torch draws for each example. A number of theirs would be shared by those of a microbatch, which depend on others.
     """
     before = _states_of_python_and_numpy()
     yield

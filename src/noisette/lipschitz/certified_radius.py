@@ -29,8 +29,7 @@ def certify(model: nn.Module, inputs: Tensor) -> Tensor:
     :class:`noisette.LipschitzBound`; the model does not change. A ``ValueError`` says that a layer has none, a weight
     is not in its set, or scores have another shape.
 
-    Guarantee: it holds for the exact function of the weights. Rounding errors of the scores in single precision, about
-    a millionth of their size, are not included.
+    Guarantee: it holds for the exact function of the weights, without rounding of scores, by a millionth of their size.
     Source: the lead of one score over another is sqrt(2) l-Lipschitz where the scores are l-Lipschitz; for inputs a and
     b outside of a ball of radius X, || P(a) - P(b) || <= 2 X ||a - b|| / (||a|| + ||b||) (Dunkl & Williams 1964).
 

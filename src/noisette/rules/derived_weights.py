@@ -124,10 +124,8 @@ def to_parameters(
             pending += _to_parents(weight, form)
         else:
             at = Region.of(tensor)
-            if (
-                len(at.size) == 2 and at.stride[0] < at.stride[1] and isinstance(form, Outer)
-            ):  # of W^T: one region with W
-                at, form = Region(at.offset, at.size[::-1], at.stride[::-1]), form.transposed()
+            if len(at.size) == 2 and at.stride[0] < at.stride[1] and isinstance(form, Outer):
+                at, form = Region(at.offset, at.size[::-1], at.stride[::-1]), form.transposed()  # one for W^T and W
             direct.setdefault(parent, [])
             views.setdefault(parent, []).append((at, form))
     return [(parameter, _merge(parameter, parts + views.get(parameter, []))) for parameter, parts in direct.items()]
