@@ -157,13 +157,10 @@ class Records:
 
 
 class Fetch(Protocol):
-    """Hands out the microbatch that is asked for, and fetches those that will probably follow."""
+    """Hands out the microbatch with these indices, and fetches those that will follow by plan, until it is closed."""
 
-    def __call__(self, part: np.ndarray, plan: Iterator[np.ndarray]) -> Any:
-        """The microbatch with these indices; the plan gives the parts that will follow."""
-
-    def close(self) -> None:
-        """End the thread or the processes."""
+    def __call__(self, part: np.ndarray, plan: Iterator[np.ndarray]) -> Any: ...
+    def close(self) -> None: ...
 
 
 class MicrobatchSize:

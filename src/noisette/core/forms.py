@@ -27,20 +27,17 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 # Terms of a Gram product may cancel, and rounding errors then exceed the sum; this many units of rounding of the sum's
 # diagonal are added to it, so that a norm is never underestimated.
 _GRAM_SLACK = 16
-# Explicit gradients replace their factors when they need at most this many times the memory of the factors.
-_KEEP_EXPLICIT = 2
+_KEEP_EXPLICIT = 2  # explicit gradients of at most so many times the memory of their factors replace these
 # Temporary results are of a part of the batch: so many elements at most, or this share of the factors' if that is more.
 _TEMPORARY_SIZE, _TEMPORARY_SHARE = 2**21, 0.25
-# Below this many positions, writing and reading an explicit gradient costs more than computing it twice.
-_MIN_POSITIONS_TO_KEEP = 16
+_MIN_POSITIONS_TO_KEEP = 16  # below, writing and reading an explicit gradient costs more than computing it twice
 # The dtype in which gradients are computed where it is not that of the weight. In half precision neither the norms nor
 # the sums of clipped gradients keep to the bound: a sum of 4096 gradients in bfloat16 is wrong by 5 times the bound.
 AT_LEAST_SINGLE = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
 # Squares are added up in single precision over this many numbers at most, the blocks' sums in double precision: on a
 # processor a longer sum in single precision is too small by 1e-5 at a million numbers, and by 1e-3 at 16 million.
 _NORM_BLOCK = 512
-# Examples are added up in single precision this many at a time, the blocks' sums in double precision.
-EXAMPLES_IN_A_BLOCK = 256
+EXAMPLES_IN_A_BLOCK = 256  # added up in single precision at a time, the blocks' sums in double precision
 # A sum of squares loses at most this many of the smallest normal numbers where squares are too small to be represented.
 _LOST_SQUARES = 2**24
 

@@ -102,46 +102,31 @@ _LARGEST_STD = 1e30
 
 
 class Processes(Protocol):
-    """The processes of a run, of which this is one."""
+    """The processes of a run, of which this one computes a share of each batch, until it is closed.
+
+    An error in an ``unanimous`` context on one of them is raised on all; what it gives must be equal on all.
+    """
 
     @property
-    def size(self) -> int:
-        """Their number."""
-        ...
-
-    def share(self, indices: np.ndarray) -> np.ndarray:
-        """The part of a batch that this process computes."""
-        ...
-
-    def unanimous(self, phase: str) -> AbstractContextManager[dict[str, float]]:
-        """A context that raises on all of them what one of them raises; what it gives must be equal on all."""
-        ...
-
-    def close(self) -> None:
-        """The others learn that this process takes part no longer."""
+    def size(self) -> int: ...
+    def share(self, indices: np.ndarray) -> np.ndarray: ...
+    def unanimous(self, phase: str) -> AbstractContextManager[dict[str, float]]: ...
+    def close(self) -> None: ...
 
 
 class NoisySums(Protocol):
-    """Adds up the sums of all processes, divides them, and adds noise."""
+    """Replaces sums by (the sum over all ``size`` processes) / divisor + noise of this standard deviation.
+
+    ``sums`` are names, the parameter or the tensor of each sum, and the sums, which are overwritten. ``deviation`` is
+    that of a step's noise in units of ``std``; not 1 where it is correlated over steps. ``written`` gives the gradient
+    of a parameter in the form of this parameter, as for a shard.
+    """
 
     @property
-    def size(self) -> int:
-        """The number of processes."""
-        ...
-
-    def release(self, sums: Sequence[tuple[str, Tensor, Tensor]], *, step: int, std: float, divisor: float) -> None:
-        """Replace each sum by (the sum over all processes) / divisor + noise of this standard deviation.
-
-        ``sums`` are names, the parameter or the tensor of each sum, and the sums, which are overwritten.
-        """
-
-    def deviation(self, step: int) -> float:
-        """The deviation of the noise of this step in units of ``std``; not 1 where it is correlated over steps."""
-        ...
-
-    def written(self, parameter: Tensor, gradient: Tensor) -> Tensor:
-        """The gradient of a parameter in the form of this parameter, as for a shard."""
-        ...
+    def size(self) -> int: ...
+    def release(self, sums: Sequence[tuple[str, Tensor, Tensor]], *, step: int, std: float, divisor: float) -> None: ...
+    def deviation(self, step: int) -> float: ...
+    def written(self, parameter: Tensor, gradient: Tensor) -> Tensor: ...
 
 
 class OwnNoise:

@@ -34,23 +34,20 @@ from noisette.errors import PrivacyError, first_few
 
 
 class Sampler(Protocol):
-    """Draws the batches of a run."""
+    """Draws the batches of a run: indices of the records in a step's batch, ascending; possibly none."""
 
-    def indices(self, *, step: int) -> np.ndarray:
-        """Indices of the records in this step's batch, ascending; possibly none."""
-        ...
+    def indices(self, *, step: int) -> np.ndarray: ...
 
 
 class StepAccount(Protocol):
-    """Accounts for the steps of a run, as in a ledger."""
+    """Accounts for the steps of a run, as in a ledger: for this one, and perhaps some that follow, before its batch is
+    drawn, and for a release before its noise is drawn; from there on it cannot be taken back.
+    """
 
     reserved: int  # steps that are accounted for and not yet released
 
-    def reserve(self, step: int, steps_left: int) -> None:
-        """Account for this step, and perhaps some of those that follow, before its batch is drawn."""
-
-    def commit(self) -> None:
-        """Account for a release before its noise is drawn; from here on it cannot be taken back."""
+    def reserve(self, step: int, steps_left: int) -> None: ...
+    def commit(self) -> None: ...
 
 
 class Parts(NamedTuple):
@@ -408,7 +405,7 @@ class DpSgd:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         self.close()
 
 

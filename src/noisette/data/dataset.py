@@ -127,8 +127,9 @@ class DataSet:
             problems.append(f"{len(outside)} labels outside 0..{self.classes - 1}, {first}")
         words = self.words if self.vectors is None else len(self.vectors)
         if words and (inputs.ndim != 2 or inputs.dtype.kind != "i"):
-            found = f"{inputs.dtype} of shape {inputs.shape}"
-            problems.append(f"inputs of type {found}; of words they are integers, (n, tokens)")
+            problems.append(
+                f"inputs of {inputs.dtype} of shape {inputs.shape}; of words they are integers, (n, tokens)"
+            )
         elif words and len(outside := np.flatnonzero(((inputs < 0) | (inputs >= words)).any(axis=1))):
             problems.append(f"{len(outside)} texts with words outside 0..{words - 1}, the first at index {outside[0]}")
         return problems

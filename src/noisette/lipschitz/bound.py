@@ -269,11 +269,9 @@ def _level_of(scores: Tensor) -> int:
 
 
 class LipschitzLoss(Protocol):
-    """A loss with a known Lipschitz constant."""
+    """A loss with a bound on the norm of one example's gradient at its scores, also if their norm has a bound."""
 
-    def lipschitz(self, logit_bound: float | None = None) -> float:
-        """Bound on the norm of one example's gradient at its scores, if their norm has this bound."""
-        ...
+    def lipschitz(self, logit_bound: float | None = None) -> float: ...
 
 
 @dataclass(frozen=True)

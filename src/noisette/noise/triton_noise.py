@@ -233,12 +233,9 @@ class TritonNoise:
         pointers = self._sent(np.array([flat[part.name].data_ptr() for part in parts], dtype=np.int64))
         nonce = np.frombuffer(step.to_bytes(12, "little"), dtype=np.int32)
         with torch.cuda.device(self._device if self._device.type == "cuda" else -1):
+            given = (pointers, table, keys, owners, *nonce.tolist(), std, divisor)
             _noise[(len(owners),)](
-                *(pointers, table, keys, owners, *nonce.tolist(), std, divisor),
-                tiles=self._tiles,
-                lanes=8 * self._tiles,
-                num_warps=4,
-                enable_fp_fusion=False,
+                *given, tiles=self._tiles, lanes=8 * self._tiles, num_warps=4, enable_fp_fusion=False
             )
 
     def _tables_for(self, parts: tuple[Part, ...]) -> tuple[Tensor, Tensor, Tensor]:

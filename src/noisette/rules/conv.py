@@ -191,8 +191,7 @@ def backend_gradient(x: Tensor, dy: Tensor, g: Geometry) -> Tensor:
     )[1]
 
 
-# Elements of an unfolded image that a processor multiplies before they leave its cache.
-_CACHED = 2**19
+_CACHED = 2**19  # elements of an unfolded image that a processor multiplies before they leave its cache
 
 
 def by_unfold(form: KernelGradients) -> Tensor:

@@ -19,8 +19,7 @@ from noisette.rules.linear import unbroadcast, unbroadcast_channels
 F = torch.nn.functional
 Reduce = Callable[[Examples, Tensor, Tensor], ExampleGradients]
 
-# Elements of a normalized input that are summed before they leave the processor's cache.
-_CACHED = 2**19
+_CACHED = 2**19  # elements of a normalized input that are summed before they leave the processor's cache
 
 # Gradients that are one tensor shared by all examples, times a factor for each example and channel. They arise where
 # statistics of public data depend on a weight: the derivative (slope) of a channel's statistic by the weight is the

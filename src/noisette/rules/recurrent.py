@@ -297,8 +297,7 @@ def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
     return one + other
 
 
-# Operations of a graph grow with the steps that are unrolled, and so does the time to compile it.
-_UNROLLED_STEPS = 64
+_UNROLLED_STEPS = 64  # operations of a graph, and the time to compile it, grow with the steps that are unrolled
 
 
 @dataclass(frozen=True)

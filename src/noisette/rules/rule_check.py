@@ -18,8 +18,7 @@ _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}
 # Errors of a gradient are relative to its norm, or to this share of the largest norm if that is more, because the
 # rounding errors of small gradients come from larger terms.
 _SMALL = 1e-3
-# Larger values are clamped for the comparison, which is about the rule and not about the data.
-_LARGE = 1e3
+_LARGE = 1e3  # larger values are clamped for the comparison, which is about the rule and not about the data
 
 _AGREED: set[Hashable] = set()
 
