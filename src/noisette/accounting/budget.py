@@ -74,8 +74,11 @@ class RunParameters:
 
     def beside(self, ledger: Ledger) -> dict[Event, int]:
         """The events in a ledger that are not of this run, with how often each happens."""
-        others = (Counter({series.event: times}) for series, times in ledger.paid.items() if series.run != self.run)
-        return dict(sum(others, Counter[Event]()))
+        beside: Counter[Event] = Counter()
+        for series, times in ledger.paid.items():
+            if series.run != self.run:
+                beside[series.event] += times
+        return dict(beside)
 
     def facts(self) -> dict[str, Any]:
         return vars(self) | {"event": facts_of(self.event)}
