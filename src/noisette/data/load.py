@@ -147,7 +147,8 @@ def read_images(path: Path, declaration: Declaration) -> DataSet:
     if not train_place:
         if test_place or not any(_named(path, name) for name in names):
             raise DataError(
-                f"there is no folder {path / 'train'}; put each class into {path / 'train'}/CLASS/ or {path}/CLASS/"
+                f"there is no folder {path / 'train'}; put images into {path / 'train'}/CLASS/ or {path}/CLASS/, for "
+                "each declared class"
             )
         train_place = path
     train = _files(train_place, names)
