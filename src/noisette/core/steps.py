@@ -337,7 +337,7 @@ class DpSgd:
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Line 4, in a hook before ``optimizer.step()``: what the optimizer finds in ``.grad`` is noised."""
         if any(arg is not None for arg in args[1:]) or kwargs.get("closure") is not None:  # args[0] is the optimizer
-            raise PrivacyError("optimizer.step(closure) takes gradients that are not private; call step() without one")
+            raise PrivacyError("gradients of optimizer.step(closure) are not private; call step() without a closure")
         if hasattr(optimizer, "found_inf") or "grad_scaler" in kwargs:
             refuse_scaler(optimizer)
         batch = self._batch
