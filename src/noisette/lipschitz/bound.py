@@ -505,5 +505,5 @@ class LipschitzBound:
     def _refuse_changed_weights(self) -> None:
         if self._projected != weight_fingerprint(self.model):
             raise PrivacyError(
-                "weights changed within a batch, whose bounds are those at its start: change them between batches"
+                "weights were changed within a batch, whose bounds are those at its start: change them between batches"
             )
