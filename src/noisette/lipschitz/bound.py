@@ -263,7 +263,7 @@ def _level_of(scores: Tensor) -> int:
         raise PrivacyError("the scores do not depend on the example: call the model with the loss's own arguments")
     if not vmap.is_batched(scores) or vmap.is_wrapped(vmap.physical(scores)):
         raise PrivacyError(
-            "the model was called inside of another transformation of torch.func; call it with one example outside"
+            "the model was called inside of another vmap or transform of torch.func; call it with one example outside"
         )
     return vmap.level_of(scores)
 
