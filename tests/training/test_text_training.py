@@ -58,7 +58,7 @@ def test_a_text_is_learned_through_its_word_vectors() -> None:
     assert outcome.epsilon <= 8
     weights = outcome.model.state_dict()
     np.testing.assert_array_equal(weights["features.weight"], data.vectors)
-    assert outcome.parameters == 2 * (5 * 6 + 1), "no vector is trained"
+    assert facts_of(outcome).parameters == 2 * (5 * 6 + 1), "no vector is trained"
     assert isinstance(outcome.model.features, nn.Embedding)
     assert not outcome.model.features.weight.requires_grad
 

@@ -131,12 +131,11 @@ def account(
     given |= {"sampling_rate": batch if sampling_rate is None else sampling_rate} | budget
     missing = [name for name, value in given.items() if value is None]
     checks.all_of(
-        partial(_check_one_missing, missing, list(given)),
+        partial(_check_one_missing, missing, list(given), plain=bands is None and group_size == 1),
         *(partial(checks.exactly_one, **pair) for pair in (rates, lengths) if None not in pair.values()),
         partial(check_ranges, **rates, **lengths, **budget, noise_multiplier=noise_multiplier, size=size),
         partial(check_ranges, group_size=group_size, bands=bands),
         partial(_check_batches, batch, size, group_size, bands),
-        partial(_check_solved, missing, bands is None and group_size == 1),
         partial(options.at_most, options.MOST_RECORDS, size=size),
         partial(options.at_most, options.MOST_STEPS, steps=steps),
     )
@@ -190,11 +189,15 @@ def account(
     Console(highlight=False, soft_wrap=True).print(table)
 
 
-def _check_one_missing(missing: list[str], names: list[str]) -> None:
+def _check_one_missing(missing: list[str], names: list[str], *, plain: bool) -> None:
     if not missing:
         raise ValueError(f"all of {', '.join(names)} are given; leave out the one to solve for")
     if len(missing) > 1:
         raise ValueError(f"{', '.join(missing)} are missing; give all of them but the one to solve for")
+    if "sampling_rate" in missing:
+        raise ValueError("the sampling rate is not solved for; give it, or try several with noisette plan")
+    if not plain and missing[0] in _SOLVERS:
+        raise ValueError("noise and steps are found for Poisson batches of records; give epsilon or delta alone")
 
 
 def _check_batches(batch: float | None, size: int | None, group_size: int, bands: int | None) -> None:
@@ -204,10 +207,3 @@ def _check_batches(batch: float | None, size: int | None, group_size: int, bands
         raise ValueError(f"expected a batch of at most all {size} records, got {batch:g}")
     if bands is not None and group_size > 1:
         raise ValueError("bands are for single records; leave group_size out, or bands")
-
-
-def _check_solved(missing: list[str], plain: bool) -> None:
-    if "sampling_rate" in missing:
-        raise ValueError("the sampling rate is not solved for; give it, or try several with noisette plan")
-    if not plain and set(missing) & _SOLVERS.keys():
-        raise ValueError("noise and steps are found for Poisson batches of records; give epsilon or delta alone")

@@ -43,7 +43,10 @@ def audit(
     Exit code 0 if nothing was found, 1 if a guarantee is refuted or the mechanism is not the documented one, 2 for
     invalid input.
     """
-    checks.all_of(lambda: checks.count(steps=steps), lambda: checks.whole(pairs=pairs), lambda: _check_place(place))
+    checks.all_of(lambda: checks.count(steps=steps), lambda: checks.whole(pairs=pairs))
+    if not place.exists():
+        unfinished = [in_words(folder) for folder in unfinished_runs(place)]
+        raise ValueError("\n".join([f"there is no {place}; give the folder of a run, or a recipe", *unfinished]))
     keep_freed_memory()
     try:
         run = _audited(place, data_dir, model)
@@ -96,12 +99,6 @@ def _audited(place: Path, data_dir: Path | None, model: str | None) -> AuditedRu
         raise ValueError("a recipe names its model itself; --model is for the folder of a run")
     recipe = Recipe.read(place)
     return AuditedRun.of_recipe(recipe, load_data(recipe, data_dir))
-
-
-def _check_place(place: Path) -> None:
-    if not place.exists():
-        unfinished = [in_words(folder) for folder in unfinished_runs(place)]
-        raise ValueError("\n".join([f"there is no {place}; give the folder of a run, or a recipe", *unfinished]))
 
 
 def _print(made: dict[str, Any], lines: list[str], folder: Path) -> None:

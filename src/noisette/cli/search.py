@@ -19,7 +19,6 @@ from noisette.training.recipe import Recipe, check_names, load_data, load_public
 from noisette.training.run_folder import RunFolder, unfinished_runs
 
 if TYPE_CHECKING:
-    from noisette.run.private import PrivateRun
     from noisette.training.report.facts import Facts
     from noisette.training.search import Score, Search
     from noisette.training.search_space import SearchSpace
@@ -136,16 +135,17 @@ def _make(search: Search, folder: RunFolder) -> Facts:
     from noisette.training.report.page import documents
     from noisette.training.search import facts_of_search
 
-    _check_room(folder.place, search.model_bytes)
+    needed = 2 * search.model_bytes + 2**24  # bytes of the report, the statement and the ledger
+    if (free := shutil.disk_usage(folder.place).free) < needed:  # a search whose results do not fit is lost
+        raise ValueError(
+            f"{folder.place.parent} has {free / 2**20:,.0f} MiB left, and the results need {needed / 2**20:,.0f}; free "
+            "some, or choose another --out. Nothing was spent"
+        )
     typer.echo("\n".join(search.announcement), err=True)
+    # The run that is made now, of an unknown number, is shown on a terminal and nowhere else.
     on_terminal = Console(stderr=True).is_terminal
-
-    def show(number: int, run: PrivateRun) -> None:
-        """Show the run that is made now, of an unknown number, on a terminal and nowhere else."""
-        watch.show(run.steps_spent, run.steps, f"run {number}")
-
     with Ledger(folder.ledger, dataset=search.data_name) as ledger, Watch("search", shown=on_terminal) as watch:
-        found = search.run(ledger, show)
+        found = search.run(ledger, lambda number, run: watch.show(run.steps_spent, run.steps, f"run {number}"))
         if found is None:
             nothing = "The search found nothing: no run was drawn, or all have failed"
             typer.echo(f"{nothing}. It is spent, and recorded in {folder.ledger}", err=True)
@@ -154,14 +154,3 @@ def _make(search: Search, folder: RunFolder) -> Facts:
     folder.ledger.touch()  # its older time would tell how long the search took
     folder.complete(documents(facts, found.outcome.model))
     return facts
-
-
-def _check_room(place: Path, model_bytes: int) -> None:
-    """Check that the results will fit on the disk: a search whose results do not is lost."""
-    needed = 2 * model_bytes + 2**24  # bytes of the report, the statement and the ledger
-    free = shutil.disk_usage(place).free
-    if free < needed:
-        raise ValueError(
-            f"{place.parent} has {free / 2**20:,.0f} MiB left, and the results need {needed / 2**20:,.0f}; free some, "
-            "or choose another --out. Nothing was spent"
-        )

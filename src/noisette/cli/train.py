@@ -177,13 +177,13 @@ def _asked(context: typer.Context) -> list[str]:
 
 @dataclass(frozen=True)
 class Run:
-    """A run that is asked for: everything that it begins with."""
+    """A run that is asked for, or that is to go on: everything that it begins with."""
 
     recipe: Recipe
     out: Path
     data_dir: Path | None
     key: str  # decides which records are held out
-    has_rate: bool  # whether a learning rate or an optimizer is asked for
+    has_rate: bool = False  # whether a learning rate or an optimizer is asked for
     private: bool = True
     loaded: _Loaded | None = None
 
@@ -199,7 +199,7 @@ class Run:
         recipes.check_names(self.recipe)
         if not self.private:
             recipes.check_plain(self.recipe)
-        loaded = _load(self.recipe, self.data_dir, self.key)
+        loaded = self._load(self.key)
         privacy, training, size = self.recipe.privacy, self.recipe.training, loaded[0].declared_size
         schedule(training.batch_size, None, None, size, training.epochs)
         if self.private:
@@ -212,11 +212,48 @@ class Run:
         with on_ranks() as ranks:
             with ranks.unanimous("the run folder"):
                 folder = RunFolder(self.out)
-            # Its paths are found in the folder.
-            settings = {"recipe": asdict(self.recipe), "folder": str(Path.cwd()), "holdout_key": self.key}
-            settings["data_dir"] = self.data_dir and str(self.data_dir.resolve())
-            facts = _train(ranks, self.recipe, self.data_dir, folder, settings, self.loaded, private=self.private)
-            return facts and (facts, self.out)
+            return self.train(ranks, folder, resumed=False)
+
+    def train(self, ranks: AnyRanks, folder: RunFolder, *, resumed: bool) -> tuple[Facts, Path] | None:
+        """Train it in this folder, which keeps its settings, or continue what is there; rank 0 alone writes."""
+        from noisette.cli.watch import Watch
+        from noisette.training.loop import resume, train, train_without_privacy
+        from noisette.training.report.facts import facts_of
+        from noisette.training.report.page import documents
+
+        first, begun, recipe = ranks.rank == 0, unfinished_runs(folder.out), self.recipe
+        key = ranks.from_first("the key of the records held out", lambda: self.key)
+        with ranks.unanimous("the data"):
+            data, public = self.loaded or self._load(key)
+        title = f"{'' if self.private else 'NOT PRIVATE: '}{data.name}, {recipe.model.name}"
+        with folder if first else nullcontext(), Watch(title, shown=first) as watch:
+            saved = Path(ranks.from_first("the checkpoint folder", lambda: str(folder.checkpoint)))
+            if not self.private:
+                outcome = train_without_privacy(recipe, data, public=public, on_step=watch.on_step)
+            elif resumed:
+                outcome = resume(recipe, data, public=public, on_step=watch.on_step, checkpoint=saved, ranks=ranks)
+            else:
+                if first:  # its paths are found in the folder
+                    settings = {"recipe": asdict(recipe), "folder": str(Path.cwd()), "holdout_key": key}
+                    folder.keep_settings(settings | {"data_dir": self.data_dir and str(self.data_dir.resolve())})
+
+                def on_step(run: Any, point: Any) -> None:
+                    if first and run.steps_spent == 1:  # what is refused has been by now
+                        mention(begun, "This command begins another run, whose ledger does not count it.")
+                    watch.on_step(run, point)
+
+                kept = {"ledger_path": folder.ledger if first else None, "checkpoint": saved}
+                outcome = train(recipe, data, public=public, on_step=on_step, ranks=ranks, **kept)
+            if not first:
+                return None
+            facts = facts_of(outcome)
+            folder.complete(documents(facts, outcome.model))
+        mention_replaced(folder)
+        return facts, self.out
+
+    def _load(self, key: str) -> _Loaded:
+        held_out = bytes.fromhex(key)
+        return load_data(self.recipe, self.data_dir, holdout_key=held_out), load_public(self.recipe, self.data_dir)
 
 
 def settled(context: typer.Context) -> Run:
@@ -264,10 +301,6 @@ _READ: dict[str, Callable[[Any], Any]] = {  # options that are texts to be read
     "image_size": lambda given: options.whole_numbers("image-size", given.replace("x", ","), "64x48"),
     "class_weights": _weights,
 }
-
-
-def _load(recipe: Recipe, data_dir: Path | None, key: str) -> _Loaded:
-    return load_data(recipe, data_dir, holdout_key=bytes.fromhex(key)), load_public(recipe, data_dir)
 
 
 def report(work: Callable[[], tuple[Facts, Path] | None], as_json: bool, signing: Any = None) -> None:
@@ -321,57 +354,9 @@ def _go_on(place: Path) -> tuple[Facts, Path] | None:
                 raise ValueError(f"the settings in {folder.checkpoint} lack {', '.join(sorted(missing))}; restore them")
             recipe = Recipe.of(settings["recipe"], str(folder.checkpoint))
             data_dir = Path(settings["data_dir"]) if settings["data_dir"] else None
+            run = Run(recipe, folder.out, data_dir, settings["holdout_key"])
         with chdir(settings["folder"]):
-            facts = _train(ranks, recipe, data_dir, folder)
-        return facts and (facts, folder.out)
-
-
-def _train(
-    ranks: AnyRanks,
-    recipe: Recipe,
-    data_dir: Path | None,
-    folder: RunFolder,
-    settings: dict[str, Any] | None = None,
-    loaded: _Loaded | None = None,
-    *,
-    private: bool = True,
-) -> Facts | None:
-    """Train a new run, whose settings are kept in its folder, or continue the one in it; rank 0 alone writes."""
-    from noisette.cli.watch import Watch
-    from noisette.training.loop import resume, train, train_without_privacy
-    from noisette.training.report.facts import facts_of
-    from noisette.training.report.page import documents
-
-    first, begun = ranks.rank == 0, unfinished_runs(folder.out)
-    key = ranks.from_first(
-        "the key of the records held out", lambda: (folder.settings if settings is None else settings)["holdout_key"]
-    )
-    with ranks.unanimous("the data"):
-        data, public = loaded or _load(recipe, data_dir, key)
-    title = f"{'' if private else 'NOT PRIVATE: '}{data.name}, {recipe.model.name}"
-    with folder if first else nullcontext(), Watch(title, shown=first) as watch:
-        saved = Path(ranks.from_first("the checkpoint folder", lambda: str(folder.checkpoint)))
-        if not private:
-            outcome = train_without_privacy(recipe, data, public=public, on_step=watch.on_step)
-        elif settings is None:
-            outcome = resume(recipe, data, public=public, on_step=watch.on_step, checkpoint=saved, ranks=ranks)
-        else:
-            if first:
-                folder.keep_settings(settings)
-
-            def on_step(run: Any, point: Any) -> None:
-                if first and run.steps_spent == 1:  # what is refused has been by now
-                    mention(begun, "This command begins another run, whose ledger does not count it.")
-                watch.on_step(run, point)
-
-            kept = {"ledger_path": folder.ledger if first else None, "checkpoint": saved}
-            outcome = train(recipe, data, public=public, on_step=on_step, ranks=ranks, **kept)
-        if not first:
-            return None
-        facts = facts_of(outcome)
-        folder.complete(documents(facts, outcome.model))
-    mention_replaced(folder)
-    return facts
+            return run.train(ranks, folder, resumed=True)
 
 
 @contextmanager

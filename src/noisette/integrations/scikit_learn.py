@@ -166,26 +166,18 @@ def _warn_of_noise(run: PrivateRun, batch_size: int, weights: int) -> None:
         )
 
 
-def _statement(run: PrivateRun, epsilon: float, delta: float, size: int, norm: float, from_rows: Sequence[str]) -> str:
-    paragraphs = [
-        f"The fitted weights are (epsilon, delta)-differentially private with epsilon = {epsilon:.4g} and delta "
-        f"= {delta:.2g}. Relation: {run.event.relation}; one record is one row. Epsilon covers everything in "
-        "the ledger of the fit.",
-        f"{run.steps} steps of DP-SGD: each row enters the batch of a step with probability "
-        f"{run.sampling_rate:.4g}, its gradient is clipped to norm {norm:g}, the sum gets Gaussian noise of "
-        f"standard deviation {norm * run.noise_multiplier:.4g} and is divided by {run.expected_batch_size:,.0f}, a "
-        f"constant. Accountant: {run.accountant.name}. Declared size: {size:,} rows.",
-        "Not covered: transformers that were fitted to the same rows, such as a scaler in the same pipeline; other "
-        "fits that do not share this ledger; choosing among several fits by a score on private rows; people with "
-        "several rows; running time; and what predict returns about the rows that it is given.",
-    ]
-    if from_rows:
-        paragraphs.insert(
-            0,
-            f"Read from the rows and NOT covered by epsilon: {', '.join(from_rows)} (undeclared_from_rows=True). For "
-            "the guarantee below to hold for private rows, these must be public; declare them.",
-        )
-    return "\n\n".join(textwrap.fill(paragraph, _WIDTH) for paragraph in paragraphs) + "\n"
+def _statement(run: PrivateRun, delta: float, from_rows: Sequence[str]) -> str:
+    """The statement of the run, before it what was read from the rows, and after it what a fit does not cover."""
+    read = (
+        f"Read from the rows and NOT covered by epsilon: {', '.join(from_rows)} (undeclared_from_rows=True). For the "
+        "guarantee below to hold for private rows, these must be public; declare them."
+    )
+    others = (
+        "Not covered either: transformers that were fitted to the same rows, such as a scaler in the same pipeline; "
+        "choosing among several fits by a score on private rows; what predict returns about the rows that it is given."
+    )
+    before = textwrap.fill(read, _WIDTH) + "\n\n" if from_rows else ""
+    return f"{before}{run.statement(delta)}\n{textwrap.fill(others, _WIDTH)}\n"
 
 
 @dataclass(eq=False, repr=False)
@@ -305,9 +297,9 @@ class PrivateEstimator(BaseEstimator):
             _warn_of_noise(run, self.batch_size_, weights)
             self.model_ = nn.Sequential(fixed, _train(run, model, fixed, loss))
             self.epsilon_ = run.epsilon(delta=self.delta_)
+            self.privacy_ = _statement(run, self.delta_, declared.read)
         self.noise_multiplier_, self.n_iter_ = run.noise_multiplier, run.steps
         self.read_from_rows_ = tuple(declared.read)
-        self.privacy_ = _statement(run, self.epsilon_, self.delta_, size, norm, declared.read)
         return self
 
     def _note_bounds(self, bounds: Any, X: Any) -> None:  # noqa: N803

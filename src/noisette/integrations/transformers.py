@@ -1,7 +1,6 @@
 """Hugging Face's ``Trainer`` with differential privacy: texts are padded alone, and no loss is logged.
 
-Each record is collated alone, then padded to the bucket of its own length. Which fields are padded is decided by their
-names and by the kind of model, which are public, never by the lengths that are met in the records.
+Which fields are padded is decided by their names and the kind of model, never by the lengths met in the records.
 """
 
 from __future__ import annotations

@@ -46,12 +46,10 @@ def _form(value: Any) -> object:
 
 
 def joined(microbatches: list[Any], remedy: str = _ONE_SHAPE) -> Any:
-    """Microbatches of one record each as one: tensors one below the other, and of other values a list.
+    """Microbatches of one record each as one: tensors one below the other, of other values a list, or ``None`` for all.
 
-    A tensor has its record on the first axis, or no axis at all. Arrays become tensors, and ``None`` for all stays. A
-    microbatch that is alone is given as it is, but for arrays and tensors without an axis.
-
-    What differs in fields, types or shapes, or is masked, is a ValueError; of shapes it ends with ``remedy``.
+    A tensor has its record on the first axis, or no axis at all. What differs in fields, types or shapes, or is masked,
+    is a ValueError; of shapes it ends with ``remedy``.
 
     Guarantee: the row of a record is a function of that record alone.
     """
@@ -70,10 +68,7 @@ Values = list[Any]  # of one place in all records
 
 
 def _at_each_place(values: Values, remedy: str, name: object = None) -> Any:
-    """The containers of the first record, with the rows of all records at each place; checks that they have one form.
-
-    Containers without tensors are not opened.
-    """
+    """The containers of the first record, with the rows of all at each place; those without tensors are not opened."""
     if all(type(value) in (list, tuple) and not tensors(map_leaves(_as_tensor, value)) for value in values):
         return [value[0] for value in values] if {*map(len, values)} == {1} else values
     if (parts := _parts_of_all(values, remedy, name)) is None:
@@ -283,7 +278,7 @@ class PaddedBuckets:
 
 
 def _sequence(value: Any) -> Tensor:
-    """A sequence as a tensor; an empty list is one of whole numbers, as of token ids."""
+    """A sequence as a tensor; an empty one, as of token ids, has whole numbers."""
     tensor = torch.empty(0, dtype=torch.int64) if isinstance(value, list) and not value else torch.as_tensor(value)
     if not tensor.dim():
         raise ValueError(f"expected a sequence with its positions on the first axis, got the number {tensor.item()}")

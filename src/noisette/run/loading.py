@@ -65,10 +65,7 @@ class OwnRecords:
 
 
 def without_frames(dataset: Any) -> Any:
-    """A data set with arrays in place of tables of pandas: a frame alone is a dictionary of its columns.
-
-    Within a tuple or a dictionary a frame is the matrix of its numbers, (n, columns), and a series a column.
-    """
+    """Arrays in place of tables of pandas: a frame is its columns by name, within others the matrix (n, columns)."""
     if _is_of_pandas(dataset) and dataset.ndim == 2:
         _array_of(dataset)  # which names all columns that hold no numbers
         return {str(name): column.to_numpy() for name, column in dataset.items()}
@@ -96,11 +93,9 @@ def _array_of(values: Any) -> Any:
 
 
 def records_of(dataset: Any, collate_fn: Collate | None = None, dtype: torch.dtype | None = None) -> Records:
-    """How the records of a data set are loaded.
+    """How records are loaded: rows of columns in one indexing call, and of other data sets each record by itself.
 
-    Tensors and arrays, alone or as the columns of a tuple, a dictionary or a ``TensorDataset``, are gathered in one
-    indexing call; arrays in double precision come in the type ``dtype`` of the model, with a warning. Of any other data
-    set with ``len`` and indexing, each record is fetched and collated alone.
+    Arrays in double precision come in the type ``dtype`` of the model, with a warning.
 
     Guarantee: no code of the data set's or the caller's sees two records at once.
     """
@@ -287,8 +282,8 @@ class Thread:
 class Processes:
     """Processes of a ``DataLoader``, each with ``ahead`` microbatches under way; they start with the first one.
 
-    Guarantee: they get how records are gathered, and indices; never the key, which was not in the process either, new
-    and with nothing but imports, of which they are copies.
+    Guarantee: they get how records are gathered, and indices; never the key, which was not in the new process either of
+    which they are copies.
     """
 
     def __init__(self, gather: Gather, workers: int, ahead: int = 1, to: torch.device | None = None) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -190,8 +190,8 @@ class PerExampleClip:
         self._tried += microbatch.count
         groups = self._trained_groups()
         for hook in self.model._forward_pre_hooks.values():
-            if isinstance(hook, RefreshesFromPublicData):
-                hook.refresh(self.model)  # in its own buffers: copies are dropped after a call, a graph has no hooks
+            if (refresh := getattr(hook, "refresh", None)) is not None:  # of statistics from public data
+                refresh(self.model)  # in its own buffers: copies are dropped after a call, a graph has no hooks
         if self._is_sharded:
             with in_step(self.ranks, "a microbatch"), self._shards.gathered(self.ranks):
                 clipped = self._clipped_sum(loss, microbatch, clipping_of(groups), public)
@@ -428,11 +428,3 @@ def _code_of(loss: Any) -> object:
 
 def _without_autocast(device: str) -> AbstractContextManager[object]:
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
-
-
-@runtime_checkable
-class RefreshesFromPublicData(Protocol):
-    """A hook that brings a model's public statistics up to date, in the same tensors, before a call."""
-
-    def refresh(self, model: nn.Module) -> None:
-        """Recompute the statistics if weights have changed."""

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import nn
@@ -120,22 +120,15 @@ def ledger_on_ranks(
     return ledger
 
 
-@runtime_checkable
-class HoldsNoise(Protocol):
-    """A hook before a module's forward pass that draws numbers for it: at ``hold``, for all passes until ``let_go``."""
-
-    def hold(self, module: nn.Module) -> None: ...
-    def let_go(self) -> None: ...
-
-
 def held_noise(model: nn.Module) -> Callable[[Callable[[], int]], Callable[[], None]] | None:
     """What draws the numbers of a model's hooks once for a batch; ``None`` for a model without such hooks.
 
-    With another draw for each microbatch, or on each rank, one record more would move all those behind it to others.
-    The function that is returned takes what gives the seed of all ranks, draws, and returns what ends the batch.
+    A hook draws at ``hold(module)``, for all passes until ``let_go()``. With another draw for each microbatch, or on
+    each rank, one record more would move all those behind it to others. The function that is returned takes what gives
+    the seed of all ranks, draws, and returns what ends the batch.
     """
-    hooks = [(part, each) for part in model.modules() for each in part._forward_pre_hooks.values()]
-    found = [(part, each) for part, each in hooks if isinstance(each, HoldsNoise)]
+    hooks: list[tuple[nn.Module, Any]] = [(m, each) for m in model.modules() for each in m._forward_pre_hooks.values()]
+    found = [(part, each) for part, each in hooks if hasattr(each, "hold") and hasattr(each, "let_go")]
 
     def hold(seed: Callable[[], int]) -> Callable[[], None]:
         before = RandomStates.now()

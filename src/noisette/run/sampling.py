@@ -162,16 +162,14 @@ class Users:
 
 
 class UserRecords:
-    """The records by their users (numbers from 0 on), of whom each keeps ``most_records`` at most, drawn by the key.
-
-    A choice by the order of the data set could be steered by whoever orders it.
-    """
+    """The records by their users (numbers from 0 on), of whom each keeps ``most_records`` at most, drawn by the key."""
 
     def __init__(self, users: np.ndarray, most_records: int, key: SecretKey) -> None:
         self.users = users
         words = np.empty(len(users), dtype=np.uint64)
         key.fill(words, purpose="kept records", name="", step=0)
-        by_user = np.lexsort((words, users))  # the records of each user together, in an order drawn by the key
+        # The records of each user together, in an order that whoever orders the data set cannot steer.
+        by_user = np.lexsort((words, users))
         del words
         counts = np.bincount(users)
         place = np.arange(len(users))

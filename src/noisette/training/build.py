@@ -40,9 +40,8 @@ LossOfScores = Callable[[Tensor, Tensor], Tensor]  # of scores and targets, one 
 class TrainingSetup:
     """The model, bound, optimizer and examples of a recipe.
 
-    ``components`` gives the private principal components, (components, numbers), if the recipe asks for them.
-    ``whitening`` are the constants that a resumed run began with, if its recipe whitens features: computed anew on
-    another machine, components of nearly the same variance could be others.
+    ``components`` gives its private principal components, (components, numbers), if it has any, and ``whitening`` those
+    that a resumed run began with: anew on another machine, ones of nearly the same variance could be others.
 
     Raises:
         ValueError: model, weights or public examples do not fit the records or each other.
@@ -66,7 +65,9 @@ class TrainingSetup:
         model.to(device)
         chosen = public_examples_of(recipe, data, public)
         self.public_weights = sha256_of_first_weights(recipe.model)
-        self.public_digest = _public_digest(data, chosen, self.public_weights)
+        arrays = [None if chosen is None else chosen.numpy(), data.vectors]
+        given = self.public_weights.encode() + b"".join(array.tobytes() for array in arrays if array is not None)
+        self.public_digest = hashlib.sha256(given).hexdigest() if given else ""  # of all that is public
         self.whitening, whitened = whitening, recipe.model.whitened
         if recipe.model.standardised or whitened:
             if not isinstance(model, models.FixedFeatures):
@@ -123,13 +124,6 @@ def sha256_of_first_weights(model: ModelSection) -> str:
     if is_folder_of_model(model.name):
         return sha256_of_weights(Path(model.name))
     return "" if model.weights is None else hashlib.sha256(Path(model.weights).read_bytes()).hexdigest()
-
-
-def _public_digest(data: DataSet, chosen: Tensor | None, public_weights: str) -> str:
-    """A digest of the public examples, first weights and word vectors; "" if there are none."""
-    arrays = [None if chosen is None else chosen.numpy(), data.vectors]
-    given = public_weights.encode() + b"".join(array.tobytes() for array in arrays if array is not None)
-    return hashlib.sha256(given).hexdigest() if given else ""
 
 
 def model_of(recipe: Recipe, data: DataSet) -> nn.Module:

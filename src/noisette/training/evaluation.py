@@ -33,8 +33,7 @@ _AT_ONCE = 100
 class Examples(TensorDataset):
     """Inputs of the trained part of the model, and targets: the split itself, or its fixed features, computed once.
 
-    What a public network gives for whole examples takes long, and is kept on disk for later runs. On another machine
-    the features are rounded differently, so a resumed run recognises its records by the split.
+    Features are rounded differently on another machine, so a resumed run recognises its records by the split.
     """
 
     def __init__(self, split: Split, fixed: nn.Module | None, device: torch.device) -> None:
@@ -71,10 +70,8 @@ def cached_features(
 ) -> Tensor:
     """The features (n, ...) of inputs (n, ...): those of an earlier call, or ``compute()``, which are then kept.
 
-    A network is known by its printed form and its weights, inputs by their values. ``folder`` holds the files; it is
-    ``noisette/features`` in the user's cache if left out.
-
-    Guarantee: features of records are as private as the records. The owner alone can read the files (mode 600). Their
+    A network is known by its printed form and its weights, inputs by their values. Features of records are as private
+    as the records: the owner alone can read the files (mode 600), in ``noisette/features`` of the user's cache. Their
     names are digests with a secret key that lies beside them, so a name tells nothing about the records.
     """
     folder = folder or Path(pooch.os_cache("noisette")) / "features"
@@ -104,10 +101,6 @@ class Outcome:
     resumed: int = 0  # how many times
     public_weights: str = ""  # the SHA-256 of the file of the first weights, as it was read; "" if they were random
     test: ClassFigures | NumberFigures | None = None  # of the model on its test examples
-
-    @property
-    def parameters(self) -> int:
-        return sum(p.numel() for p in self.run.bound.parameters.values())
 
     @property
     def epsilon(self) -> float:

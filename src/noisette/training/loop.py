@@ -49,8 +49,7 @@ def start_run(
 ) -> PrivateRun:
     """The private run of a recipe on data of this declared size, before its first step.
 
-    It has fewer steps than the recipe's epochs if noise is given and the budget allows fewer, of Poisson batches of
-    records: with others a run that exceeds the budget is refused.
+    It has fewer steps than the epochs if noise is given and the budget allows fewer, of Poisson batches of records.
     """
     privacy, training, noise = recipe.privacy, recipe.training, setup.noise_multiplier
     accountant = ACCOUNTANTS[privacy.accountant]
@@ -108,7 +107,7 @@ def train(
     data: DataSet,
     *,
     public: DataSet | None = None,
-    ledger_path: Path | None,
+    ledger_path: Path | None = None,
     on_step: Watch,
     checkpoint: Path | None = None,
     points: int = _POINTS,
@@ -271,10 +270,8 @@ class _Training:
         run, privacy = self.outcome.run, self.outcome.recipe.privacy
         steps = sorted({max(1, round(run.steps * k / self.places)) for k in range(1, self.places + 1)})
         self.costs: dict[int, float] = dict.fromkeys(steps, math.inf)
-        if isinstance(run, PlainRun):
-            return
-        for step in steps:
-            self.costs[step] = min(epsilon_after(run, step, privacy.delta), privacy.epsilon)
+        if not isinstance(run, PlainRun):
+            self.costs = {step: min(epsilon_after(run, step, privacy.delta), privacy.epsilon) for step in steps}
 
     def finish(self, on_step: Watch) -> Outcome:
         outcome = self.outcome
@@ -365,8 +362,7 @@ def choose_threads(
 ) -> int:
     """Let torch compute with one thread or with all, and return the number: small operations wait for their threads.
 
-    Steps of at most so many examples, all zeros, are measured: no record plays a part. Nothing changes where the user
-    has set a number, or where the model is on a GPU; weights, buffers and modes stay as they are.
+    Steps of at most so many examples, all zeros, are measured, unless the user has set a number or there is a GPU.
     """
     everything = torch.get_num_threads()
     chosen_before = everything != _AT_IMPORT or any(os.environ.get(name) for name in _SET_BY)

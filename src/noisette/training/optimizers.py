@@ -13,10 +13,7 @@ from noisette.training.recipe import TrainingSection
 
 
 def learning_rate(settings: TrainingSection, *, spent: int, steps: int, sampling_rate: float) -> float:
-    """The learning rate of the step after ``spent`` of ``steps``.
-
-    It follows the steps that epsilon covers, so that a resumed run that lost some still ends at the planned rate.
-    """
+    """The learning rate of the step after ``spent`` of ``steps``, also of lost ones: a run ends at the planned rate."""
     assert settings.lr is not None, "a run resolves it before its first step"
     if settings.lr_end is not None:
         moved = min(1.0, spent / round(settings.lr_epochs / sampling_rate))

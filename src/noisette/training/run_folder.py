@@ -119,10 +119,7 @@ class RunFolder:
         atomic_files.write(self.checkpoint / _SETTINGS, json.dumps(settings, indent=2).encode() + b"\n", mode=0o600)
 
     def complete(self, files: Mapping[str, bytes]) -> None:
-        """Write these files and exchange the folders, or restore them on a failure.
-
-        The checkpoint is moved last, so that a crash keeps it.
-        """
+        """Write these files and exchange the folders, or restore them on a failure."""
         for name, content in files.items():
             atomic_files.write(self.place / name, content)
         ended = _fresh_sibling(self.out, "ended")
@@ -138,7 +135,7 @@ class RunFolder:
                 move(self.out, older)
                 _check_is_run(older, str(self.out))  # another process may have added files
             move(self.place, self.out)
-            if (self.out / CHECKPOINT).exists():
+            if (self.out / CHECKPOINT).exists():  # last, so that a crash keeps it
                 move(self.out / CHECKPOINT, ended / CHECKPOINT)
             undo.pop_all()
         self._whole, self.replaced = True, older

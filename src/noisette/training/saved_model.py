@@ -84,9 +84,7 @@ class SavedModel:
         return inputs
 
     def read_images(self, path: Path) -> tuple[list[str], np.ndarray]:
-        """The names and the pixels of the images in a folder.
-
-        They are brought to the form that the run declares, or need the size and the colours of the run's.
+        """The names and the pixels of the images in a folder, in the form that the run declares, or of its own images.
 
         Raises:
             DataError: the run was not trained on images, or a file is not such an image.

@@ -22,7 +22,7 @@ from noisette.accounting.events import Sampled
 from noisette.accounting.events import facts_of as event_facts
 from noisette.accounting.repeated_runs import SHAPES, NumberOfRuns, SearchPlan, least_noise_search
 from noisette.core.noise import SecretKey
-from noisette.core.release import BoundedSum, GaussianRelease
+from noisette.core.release import noised
 from noisette.data import DataSet, Split
 from noisette.data.dataset import hold_out
 from noisette.nn.batch_norm import in_evaluation
@@ -33,7 +33,7 @@ from noisette.training.build import TrainingSetup
 from noisette.training.evaluation import Outcome, Watch
 from noisette.training.loop import train
 from noisette.training.recipe import Recipe
-from noisette.training.report.facts import ClassFigures, Facts, Point, SearchFacts, facts_of, power_of_ten, upward
+from noisette.training.report.facts import ClassFigures, Facts, SearchFacts, facts_of, power_of_ten, upward
 from noisette.training.report.statement import advice
 from noisette.training.search_space import ACCOUNTANT, SearchSpace, check_recipe
 
@@ -102,7 +102,9 @@ class HeldOutScore:
         assert held is not None, "split held records out"
         total = right_answers(outcome.model, held, classes=outcome.data.target is None)
         ledger.charge(Gaussian(self.noise_multiplier, parts=((PART, 1.0),)))
-        return _noised(total, self.noise_multiplier) / self.expected_records(outcome.data.declared_size)
+        number = torch.tensor([total], dtype=torch.float64)  # one record moves it by at most one
+        released = float(noised(number, self.noise_multiplier, SecretKey(), PART))
+        return released / self.expected_records(outcome.data.declared_size)
 
 
 Score: TypeAlias = PublicScore | HeldOutScore  # how the runs of a search are compared
@@ -110,13 +112,10 @@ Score: TypeAlias = PublicScore | HeldOutScore  # how the runs of a search are co
 
 @torch.no_grad()
 def right_answers(model: nn.Module, examples: Split, *, classes: bool) -> float:
-    """The sum over the examples of what each answer is worth, from 0 to 1: of a class, whether it is right.
-
-    Each answer has a call of the model of its own, so that it is the same to the last bit whatever the others are.
-    """
+    """The sum over the examples of what each answer is worth, from 0 to 1: of a class, whether it is right."""
     device = next(model.parameters()).device
     with in_evaluation(model):
-        return math.fsum(
+        return math.fsum(  # of a call each, so that an answer is the same to the last bit whatever the others are
             _worth(model(torch.as_tensor(one[None]).to(device))[0].cpu(), right, classes=classes)
             for one, right in zip(examples.inputs, examples.targets, strict=True)
         )
@@ -127,16 +126,6 @@ def _worth(output: Tensor, target: float, *, classes: bool) -> float:
         return float(output.argmax() == target)
     worth = 1 - abs(float(output[0]) - float(target))
     return min(max(worth, 0.0), 1.0) if math.isfinite(worth) else 0.0
-
-
-def _noised(total: float, noise_multiplier: float) -> float:
-    """The released number: its sensitivity is one."""
-    value = torch.tensor([total], dtype=torch.float64)
-    noised = torch.empty_like(value)
-    release = GaussianRelease(SecretKey(), noise_multiplier, expected_batch_size=1)
-    release([BoundedSum((noised,), (value,), bound=1.0, name=PART)], {}, step=0)
-    assert noised.grad is not None
-    return float(noised.grad)
 
 
 @dataclass(frozen=True)
@@ -167,7 +156,8 @@ def rehearse(
     for recipe in recipes:
         ledger, rate = Ledger(dataset=data.name), recipe.training.batch_size / made_up.declared_size
         one_step = replace(recipe, training=replace(recipe.training, epochs=rate))
-        outcome = _trained(one_step, made_up, public, ledger, noise_multiplier, lambda run, point: None)
+        noise: dict[str, Any] = {"noise_multiplier": noise_multiplier, "points": 1}
+        outcome = train(one_step, made_up, public=public, ledger=ledger, on_step=lambda *_: None, **noise)
         score.of(outcome, held, ledger)
         others = {event: times for event, times in ledger.events.items() if event != outcome.run.event}
         size = sum(value.nbytes for value in outcome.model.state_dict().values())
@@ -191,13 +181,6 @@ def _made_up(data: DataSet) -> DataSet:
     numbers = None if data.target is None else random.uniform(-1, 1, _RECORDS).astype(np.float32)
     records = Split(inputs, random.integers(data.classes, size=_RECORDS) if numbers is None else numbers)
     return replace(data, train=records, test=records)
-
-
-def _trained(
-    recipe: Recipe, data: DataSet, public: DataSet | None, ledger: Ledger, noise_multiplier: float, on_step: Watch
-) -> Outcome:
-    known: dict[str, Any] = {"public": public, "ledger": ledger, "noise_multiplier": noise_multiplier}
-    return train(recipe, data, ledger_path=None, on_step=on_step, points=1, **known)
 
 
 @dataclass(frozen=True)
@@ -286,8 +269,9 @@ class Search:
                 ledger, self.event, train_once, score=lambda found: found.score if found else math.nan, fallback=None
             )
 
-    def _train(self, recipe: Recipe, ledger: Ledger, on_step: Callable[[PrivateRun, Point], None]) -> Found:
-        outcome = _trained(recipe, self._data, self._public, ledger, self.noise_multiplier, on_step)
+    def _train(self, recipe: Recipe, ledger: Ledger, on_step: Watch) -> Found:
+        noise: dict[str, Any] = {"noise_multiplier": self.noise_multiplier, "points": 1}
+        outcome = train(recipe, self._data, public=self._public, ledger=ledger, on_step=on_step, **noise)
         return Found(outcome, self.score.of(outcome, self._held, ledger))
 
     def facts(self, found: Found | None = None) -> SearchFacts:
@@ -326,18 +310,15 @@ class Search:
 
 
 def facts_of_search(search: Search, found: Found, ledger: Ledger) -> Facts:
-    """What may be published about the best run of a search, which was charged to this ledger.
-
-    Its course is left out, whose points cost the whole search too, and its time: a first run takes longer than others.
-    """
+    """What may be published about the best run of a search, which was charged to this ledger."""
     return replace(
         facts_of(found.outcome),
         epsilon=search.epsilon,
         released=tuple((event_facts(event), times) for event, times in ledger.events.items()),
         declarations=len(ledger.declarations),
         ledger_head=ledger.head,
-        points=(),
-        seconds=None,
+        points=(),  # each of which cost the whole search too
+        seconds=None,  # a first run takes longer than others
         search=search.facts(found),
     )
 
@@ -348,7 +329,9 @@ def _plan(recipe: Recipe, data: DataSet, rehearsed: Rehearsed, mean: float, shap
     rate, steps = schedule(training.batch_size, None, None, data.declared_size, training.epochs)
     check_delta(privacy.delta, 1 / data.declared_size, privacy.allow_large_delta)
     plans: list[SearchPlan] = []
-    for chosen in _shapes(mean) if shape is None else [shape]:
+    # The Poisson distribution is one of the shapes to choose from if it hardly ever draws no run.
+    shapes = [shape for shape in SHAPES if shape < math.inf or math.exp(-mean) < 1e-3]
+    for chosen in shapes if shape is None else [shape]:
         with suppress(ValueError):  # no noise is enough
             plan = least_noise_search(
                 epsilon=privacy.epsilon,
@@ -374,8 +357,3 @@ def _plan(recipe: Recipe, data: DataSet, rehearsed: Rehearsed, mean: float, shap
     of_a_run = {replace(step, noise_multiplier=plan.noise_multiplier): steps, **rehearsed.others}
     sampled = tuple((event, times) for event, times in of_a_run.items() if isinstance(event, Sampled))
     return replace(plan, event=replace(plan.event, run=sampled))
-
-
-def _shapes(mean: float) -> list[float]:
-    """The shapes to choose from: the Poisson distribution is one of them if it hardly ever draws no run."""
-    return [shape for shape in SHAPES if shape < math.inf or math.exp(-mean) < 1e-3]

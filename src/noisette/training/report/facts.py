@@ -52,11 +52,7 @@ def upward_percent(share: float) -> str:
 
 
 def percent(share: float) -> str:
-    """A share as a percentage in one decimal.
-
-    >>> percent(0.936)
-    '93.6 %'
-    """
+    """A share as a percentage in one decimal, such as 93.6 %."""
     return f"{share:.1%}".replace("%", " %")
 
 
@@ -185,10 +181,7 @@ class Point:
 
 @dataclass(frozen=True)
 class SearchFacts:
-    """A search in public numbers: declared, or about the run that was chosen.
-
-    Guarantee: no field depends on a run that was not chosen, nor on the number of runs that was drawn.
-    """
+    """A search in public numbers: none depends on a run that was not chosen, nor on the number that was drawn."""
 
     over: Mapping[str, str]  # the distribution of each searched setting in words
     settings: Mapping[str, float | int | bool | str | None]  # their values in the chosen run
@@ -305,11 +298,10 @@ class OwnFacts(RunFacts):
 
 @dataclass(frozen=True, kw_only=True)
 class Facts(RunFacts):
-    """A run in public numbers: declared, noised, or about the public test examples.
+    """A run in public numbers: a run publishes this class, the weights and the ledger only.
 
     Guarantee: no field depends on the training records except through the noise. Those about test examples are exact,
-    also where these are records that were held out: these have no guarantee. There is no loss, gradient norm, batch
-    size or number of records here, and a run publishes this class, the weights and the ledger only.
+    also where these are records that were held out: these have no guarantee.
     """
 
     version: str
@@ -392,7 +384,8 @@ def facts_of(outcome: Outcome) -> Facts:
         told = facts_of_run(run, recipe.privacy.delta)
         common = {own.name: getattr(told, own.name) for own in fields(RunFacts)}
     else:
-        common = {"parameters": outcome.parameters, "sampling_rate": run.sampling_rate}
+        parameters = sum(p.numel() for p in run.bound.parameters.values())
+        common = {"parameters": parameters, "sampling_rate": run.sampling_rate}
         common |= {"steps_planned": run.steps, "steps_taken": run.steps_spent}
     return Facts(
         **common | {"data": data.name, "declared_size": data.declared_size, "points": tuple(outcome.points)},

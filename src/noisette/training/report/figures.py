@@ -69,8 +69,7 @@ def templates(package: str) -> Environment:
 def svg(figure: Figure, *, title: str, description: str = "") -> str:
     """A figure drawn under :data:`STYLE` as an SVG element for an HTML page, without prolog and external addresses.
 
-    Title and description, which names the axes unless given, are for screen readers. Figures on one page have different
-    titles, and so different identifiers.
+    Title and description, which names the axes unless given, are for screen readers. A page has no title twice.
     """
     if not description:
         named = [(axes.get_ylabel(), axes.get_xlabel()) for axes in figure.axes]

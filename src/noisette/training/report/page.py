@@ -16,6 +16,7 @@ from noisette.accounting.filters import RenyiOdometer
 from noisette.accounting.interface import TradeOff
 from noisette.accounting.registry import ACCOUNTANTS
 from noisette.training.finished_run import sealed
+from noisette.training.report import statement as words
 from noisette.training.report.facts import (
     ClassFigures,
     Facts,
@@ -28,15 +29,6 @@ from noisette.training.report.facts import (
 )
 from noisette.training.report.facts import upward_percent as most
 from noisette.training.report.figures import Panel, as_svg, course_of_run, templates
-from noisette.training.report.statement import (
-    advice,
-    as_text,
-    own_sections,
-    privacy_rows,
-    set_of_tests,
-    settings,
-    statement,
-)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -78,24 +70,26 @@ def documents(facts: Facts, model: nn.Module) -> dict[str, bytes]:
     }
     if facts.private:
         title = f"Privacy statement of {facts.model_name} trained on {facts.data}"
-        files["privacy.txt"] = as_text(statement(facts), title=title).encode(errors=_UNENCODABLE)
+        files["privacy.txt"] = words.as_text(words.statement(facts), title=title).encode(errors=_UNENCODABLE)
     return files | {"run.json": sealed(json.loads(facts.as_json()), files).encode()}
 
 
 def page(facts: Facts) -> str:
     """The report as HTML without scripts. It loads nothing, so nobody learns that it is read."""
+    table = facts.test.confusion if isinstance(facts.test, ClassFigures) else ()
     return _PAGES.get_template("page.html").render(
         facts=facts,
         headline=_headline(facts),
         problem=facts.test.problem if facts.test else "",
-        settings=settings(facts),
+        settings=words.settings(facts),
         course=[(Markup(as_svg(panel)), caption) for panel, caption in course_of_run(facts)] if facts.private else [],
         test_rows=facts.test.rows(facts.class_names) if facts.test else [],
-        test_set=set_of_tests(facts),
-        confusion=_confusion(facts),
+        test_set=words.set_of_tests(facts),
+        # That of many classes is in run.json alone.
+        confusion=list(zip(facts.class_names, table, strict=True)) if len(table) <= 12 else [],
         attack=_sentence(_attack(facts), facts.unit) if facts.private else "",
-        advice=advice(facts.search, facts.epsilon) if facts.search else "",
-        sections=statement(facts).items() if facts.private else (),
+        advice=words.advice(facts.search, facts.epsilon) if facts.search else "",
+        sections=words.statement(facts).items() if facts.private else (),
         loading=_LOADING,
         upward=upward,
         power_of_ten=power_of_ten,
@@ -126,21 +120,21 @@ def documents_of_curve(runs: Sequence[Facts], baseline: Facts | None) -> dict[st
         for run, of in zip((*runs, baseline), (*measured, plain), strict=True)
         if run is not None
     ]
-    words = [
+    remarks = [
         f"The {len(runs)} private runs together cost epsilon {upward(together)} at delta {power_of_ten(privacy.delta)} "
         f"({privacy.accountant}; {first.neighbouring}): they are releases about one data set, fixed before the "
         "first. The epsilon of one run holds where nothing of the others is published or used to choose.",
         _HELD_OUT_TESTS if first.recipe.data.holdout else _PUBLIC_TESTS,
         *([_OF_BASELINE] if baseline else []),
     ]
-    told = {"private": baseline is None, "delta": privacy.delta, "epsilon_of_all": together, "words": words}
+    told = {"private": baseline is None, "delta": privacy.delta, "epsilon_of_all": together, "words": remarks}
     told["runs"] = [{"epsilon": run.epsilon} | of for run, of in zip(runs, measured, strict=True)]
     told |= {"baseline": plain or None, "table": dict(rows)}
     figures = [as_svg(panel) for panel in panels]
     page = _PAGES.get_template("brief.html").render(
         title=f"{mark}What privacy costs",
         above=f"{first.model_name} on {first.data}",
-        lead=words,
+        lead=remarks,
         figures=[(Markup(figure), f"The points are the {len(runs)} private runs.") for figure in figures],
         tables={"Test figures": rows},
         sections=(),
@@ -174,7 +168,7 @@ def own_page(run: PrivateRun, delta: float) -> str:
         "trained parameters": f"{facts.parameters:,}",
         "expected batch size": f"{terms.batch_size:g}",
         "steps": f"{facts.steps_taken:,} of {facts.steps_planned:,}",
-        **privacy_rows(facts, facts.accountant.name),
+        **words.privacy_rows(facts, facts.accountant.name),
         "clipping norm": "none: layers bound the gradient" if facts.lipschitz else f"{facts.max_grad_norm:g}",
     }
     return _PAGES.get_template("brief.html").render(
@@ -183,7 +177,7 @@ def own_page(run: PrivateRun, delta: float) -> str:
         lead=[_sentence(TradeOff(accountant.compose(facts.events)), facts.unit)],
         figures=[(Markup(as_svg(panel)), caption)] if costs else [],
         tables={"Settings": settings.items()},
-        sections=own_sections(facts).items(),
+        sections=words.own_sections(facts).items(),
         version=noisette.__version__,
     )
 
@@ -213,10 +207,3 @@ def _sentence(attack: TradeOff, unit: str) -> str:
         f"With false alarms for at most 1 % of the {unit}s that took no part, any attack finds at most {many} of those "
         f"that did; with at most 0.1 %, at most {few}."
     )
-
-
-def _confusion(facts: Facts) -> list[tuple[str, tuple[int, ...]]]:
-    """The rows of the confusion matrix, each with the name of its class; none for many classes or a number."""
-    if not isinstance(facts.test, ClassFigures) or len(facts.test.confusion) > 12:  # that is in run.json alone
-        return []
-    return list(zip(facts.class_names, facts.test.confusion, strict=True))

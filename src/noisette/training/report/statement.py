@@ -30,7 +30,7 @@ def settings(facts: Facts) -> dict[str, Rows]:
     defaults = json.loads(json.dumps(asdict(Recipe())))
     recipe = {
         table: {
-            _label(table, field): shown(value)
+            table if field == "name" else f"{'public ' * (table == 'public')}{field.replace('_', ' ')}": shown(value)
             for field, value in fields.items()
             if value is not None and (table in _ALWAYS or value != defaults[table][field])
         }
@@ -72,11 +72,6 @@ def privacy_rows(facts: AnyRun, accountant: str) -> dict[str, str]:
     }
 
 
-def _label(table: str, field: str) -> str:
-    words = field.replace("_", " ")
-    return table if field == "name" else f"public {words}" if table == "public" else words
-
-
 def statement(facts: Facts) -> dict[str, tuple[str, ...]]:
     """The privacy statement of a run: its headings, each with its paragraphs."""
     search = _search(facts.search) if facts.search else ()
@@ -84,7 +79,7 @@ def statement(facts: Facts) -> dict[str, tuple[str, ...]]:
     key = "each process of this run" if facts.resumed else "this run alone"
     seed = f" The seed {facts.recipe.training.seed} determines the first weights only."
     stated = " time" if facts.seconds is None else " time, which the report states"
-    parts = (_records, _model, _projection, _privacy, _views, _training)
+    parts = (_records, _model, _privacy, _views, _training)
     return _in_lines(
         {
             "What is guaranteed": chain(_guarantee(facts, seen), _of_recipe(facts)),
@@ -210,8 +205,8 @@ def _records(facts: Facts) -> Iterator[str]:
 
 
 def _model(facts: Facts) -> Iterator[str]:
-    """What of the model comes from public examples."""
-    model, public = facts.recipe.model, facts.recipe.public
+    """What of the model comes from public examples, and from private principal components."""
+    model, public, projection = facts.recipe.model, facts.recipe.public, facts.recipe.projection
     if facts.public_weights and model.backbone:
         name = Path(model.backbone).name
         yield f"""Features: of the public network {name}, whose weights have the SHA-256 {facts.public_weights}. Trained
@@ -222,20 +217,14 @@ def _model(facts: Facts) -> Iterator[str]:
         held = "the files of a model in a folder" if model.weights is None else "a file"
         yield f"""First weights: from {held} with the SHA-256 {facts.public_weights}. The records that these weights
         were trained on have no guarantee here: they are taken to be public."""
-    if not public.data:
-        return
     for used, user in (
         (model.batch_norm, f'The norm in the place of batch norm ("{model.batch_norm}")'),
         (model.standardised, "The standardisation of the fixed features"),
         (model.whitened, "The whitening of the fixed features"),
     ):
-        if used:
+        if used and public.data:
             yield f"""{user} takes statistics from {public.examples} examples of {Path(public.data).name}, chosen by the
             seed {public.seed}. These examples have no guarantee: they are taken to be public."""
-
-
-def _projection(facts: Facts) -> Iterator[str]:
-    projection = facts.recipe.projection
     if projection.components:
         yield f"""Before training the records were projected on {projection.components} principal components, found from
         the sum of the outer products of all records, each scaled to norm 1, with Gaussian noise of standard deviation
