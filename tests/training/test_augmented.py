@@ -56,7 +56,7 @@ def test_a_run_with_views_of_its_records_says_so_and_is_resumed(tmp_path: Path) 
 
 
 def test_what_cannot_be_augmented_is_refused(data: DataSet) -> None:
-    with pytest.raises(ValueError, match="features of a fixed part are computed once"):
+    with pytest.raises(ValueError, match="fixed features are computed once"):
         TrainingSetup(of_views("scattering", flip=True), data)
     flat = replace(data, train=replace(data.train, inputs=data.train.inputs.reshape(400, -1)))
     with pytest.raises(ValueError, match="for images of three axes"):

@@ -29,13 +29,7 @@ from noisette.errors import UnsupportedEventError
 
 
 def ledger_at(place: Path) -> Path:
-    """The ledger at this place, or of the run that was to be written there and has not ended.
-
-    Where the place alone does not say which ledger is meant, a line on standard error does.
-
-    Raises:
-        ValueError: there is no ledger at the place, and several runs for it have not ended.
-    """
+    """The ledger at this place, or of the one run for it that has not ended, which is said on standard error."""
     from noisette.training.run_folder import in_words, unfinished_runs
 
     named = place / LEDGER_FILE if place.is_dir() else place

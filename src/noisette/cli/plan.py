@@ -31,9 +31,7 @@ def plan(
     *,
     size: Annotated[int, typer.Option(help="Public number of training records. It need not be exact.")],
     epsilon: Annotated[float, options.EPSILON],
-    delta: Annotated[
-        float, typer.Option(help="Probability with which the bound on epsilon may fail: above 0, below 1 / size.")
-    ],
+    delta: Annotated[float, typer.Option(help="Probability with which epsilon may fail: above 0, below 1 / size.")],
     batch_sizes: Annotated[
         str | None, options.option("N,N,..", "Expected batch sizes.", "up to four, from √size upwards")
     ] = None,

@@ -156,11 +156,7 @@ class PrivacyEngine:
 
 
 class PrivateModule(nn.Module):
-    """The model of a private loop, behind the :class:`~noisette.integrations.boundary.Boundary` at its outputs.
-
-    A number of each row, such as its loss, comes back as their mean, or with ``loss_reduction="sum"`` as their sum. In
-    ``eval`` mode, under ``torch.no_grad`` and after the last step it is the model itself.
-    """
+    """The model of a private loop, called by :meth:`noisette.integrations.boundary.Boundary.call`."""
 
     def __init__(self, module: nn.Module, boundary: Boundary) -> None:
         super().__init__()

@@ -313,7 +313,7 @@ class PerExampleClip:
             with few_operations():
                 return self._step(loss, microbatch, clipping, public, once=True)
         try:
-            return self._in_calls(loss, microbatch, clipping, public)
+            return self._called(loss, microbatch, clipping, public)
         except (PrivacyError, torch.OutOfMemoryError):
             raise
         except Exception:
@@ -328,9 +328,7 @@ class PerExampleClip:
                 raise
             return ClippedSum({}, torch.zeros(len(clipping.groups), 1, device=microbatch.tensors[0].device))
 
-    def _in_calls(
-        self, loss: Loss, microbatch: Microbatch, clipping: Clipping, public: tuple[Tensor, ...]
-    ) -> ClippedSum:
+    def _called(self, loss: Loss, microbatch: Microbatch, clipping: Clipping, public: tuple[Tensor, ...]) -> ClippedSum:
         """The clipped sum of a microbatch: by one call of the loss, or where that cannot be, one for each example."""
         if not self._is_one_by_one:
             try:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -306,10 +306,10 @@ class PrivateRun(DpSgd):
             TypeError: the bound is neither a ``PerExampleClip`` nor a ``LipschitzBound``.
         """
         from noisette.training.report.facts import facts_of_run
-        from noisette.training.report.statement import Statement, as_text, own_sections
+        from noisette.training.report.statement import Statement, as_text, statement
 
         facts = facts_of_run(self, delta)
-        return Statement(as_text(own_sections(facts), title=f"Privacy statement of a run on {facts.data}"))
+        return Statement(as_text(statement(facts), title=f"Privacy statement of a run on {facts.data}"))
 
     def report(self, path: Path | str, *, delta: float) -> None:
         """Write one HTML page: settings, epsilon against steps, bounds on attacks, and the :meth:`statement`."""
@@ -487,9 +487,7 @@ class PrivateRun(DpSgd):
         run._saved_in = folder
         return run
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> None:
         # What torch says of a tensor of a vectorised call that has ended.
         if isinstance(error, RuntimeError) and "maybe_level.has_value()" in str(error):
             error.add_note(

@@ -84,9 +84,7 @@ class TrainingSetup:
         if section.moves and len(shape) != 3:
             raise ValueError(f"augmentation is for images of three axes, not examples of shape {shape}; leave it out")
         if section.moves and fixed is not None:
-            raise ValueError(
-                "features of a fixed part are computed once, from the image itself; leave out augmentation"
-            )
+            raise ValueError("fixed features are computed once, from the image itself; leave out augmentation")
         self.examples = Examples(data.train, fixed, device)
         self.inputs = self.examples.tensors[0]
         self.users = None
@@ -182,12 +180,7 @@ def public_examples(public: DataSet, *, examples: int, seed: int) -> Tensor:
 def replace_batch_norm(
     model: nn.Module, name: str, public: Tensor | Sequence[Tensor] | None = None, private: Tensor | None = None
 ) -> None:
-    """Replace every batch norm of a model by the norm that a recipe calls by this name.
-
-    Raises:
-        ValueError: the model has no batch norm, or one that the norm cannot replace.
-        PrivacyError: a public example is one of the private ones.
-    """
+    """Replace every batch norm of a model by the norm that a recipe calls by this name, or a ``ValueError``."""
     if not any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in model.modules()):
         raise ValueError(f'the model has no batch norm that batch_norm = "{name}" could replace; leave it out')
     private = private if public is not None else None

@@ -87,12 +87,9 @@ def signature_in_words(facts: Mapping[str, Any]) -> str:
 
 
 def sealed_facts(folder: Path) -> dict[str, Any]:
-    """The content of ``run.json``, if nothing in the folder has changed since the run ended; not if it is signed.
+    """The content of ``run.json``, or a ``ValueError`` if it is none or a file was changed since the run ended.
 
-    A ledger may have become longer: by what was charged later.
-
-    Raises:
-        ValueError: there is no such file, or it is no JSON object, or a file was changed: its name is given.
+    A ledger may have become longer: by what was charged later. Signatures are not verified.
     """
     path = folder / RUN_FILE
     try:

@@ -71,9 +71,6 @@ class HeldOutScore:
 
     Guarantee: the score of a run is one Gaussian mechanism of this noise multiplier: the answer on a record depends on
     the model and that record alone, because it has a call of the model of its own, and counts from 0 to 1.
-
-    Raises:
-        ValueError: a number is outside its domain.
     """
 
     share: float
@@ -147,9 +144,6 @@ def rehearse(
     """Take one step by each of the recipes on made-up records in the place of those of ``data``.
 
     A search discards what its runs raise, and is paid for even if all of them fail: mistakes have to show before.
-
-    Raises:
-        ValueError, PrivacyError, RuntimeError: a recipe cannot be trained, or two of them release different things.
     """
     made_up, held = score.split(_made_up(data))
     found: list[Rehearsed] = []

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from decimal import ROUND_CEILING, Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import noisette
 from noisette.accounting import Accountant, Event
@@ -294,6 +294,8 @@ class OwnFacts(RunFacts):
     terms: Terms
     bounds: tuple[float, ...] = ()  # of the groups that are clipped apart
     accountant: Accountant
+    search: ClassVar[None] = None
+    resumed: ClassVar[int] = 0
 
 
 @dataclass(frozen=True, kw_only=True)

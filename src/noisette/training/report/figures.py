@@ -112,14 +112,8 @@ def as_svg(panel: Panel) -> str:
         axes.set(xlabel=panel.horizontal, ylabel=panel.vertical)
         axes.tick_params(length=0)
         x, y = zip(*points, strict=True)
-        axes.plot(
-            x,
-            y,
-            color=BLUE,
-            marker="o" if panel.by_factors or len(points) == 1 else "",
-            clip_on=False,
-            label=panel.name,
-        )
+        marker = "o" if panel.by_factors or len(points) == 1 else ""
+        axes.plot(x, y, color=BLUE, marker=marker, clip_on=False, label=panel.name)
         if panel.level is not None:
             axes.axhline(panel.level[1], color=ORANGE, linestyle="--", label=panel.level[0])
             ends += f"; dashed, {panel.level[0]}: {panel.level[1]:.3g}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 
 import noisette
-from noisette.accounting import Event
+from noisette.accounting import Accountant, Event
 from noisette.accounting.budget import NOISE_TAIL
 from noisette.accounting.filters import RenyiOdometer
 from noisette.accounting.interface import TradeOff
@@ -21,6 +21,7 @@ from noisette.training.report.facts import (
     ClassFigures,
     Facts,
     NumberFigures,
+    RunFacts,
     epsilon_after,
     facts_of_run,
     percent,
@@ -87,7 +88,7 @@ def page(facts: Facts) -> str:
         test_set=words.set_of_tests(facts),
         # That of many classes is in run.json alone.
         confusion=list(zip(facts.class_names, table, strict=True)) if len(table) <= 12 else [],
-        attack=_sentence(_attack(facts), facts.unit) if facts.private else "",
+        attack=_attack(facts, ACCOUNTANTS[facts.recipe.privacy.accountant]) if facts.private else "",
         advice=words.advice(facts.search, facts.epsilon) if facts.search else "",
         sections=words.statement(facts).items() if facts.private else (),
         loading=_LOADING,
@@ -105,13 +106,11 @@ def documents_of_curve(runs: Sequence[Facts], baseline: Facts | None) -> dict[st
     mark, measured, panels = "NOT PRIVATE: " if baseline else "", [_measured(run) for run in runs], []
     plain = _measured(baseline) if baseline else {}
     for what in measured[0]:
-        found = [
-            (run.epsilon, value) for run, of in zip(runs, measured, strict=True) if (value := of[what]) is not None
-        ]
+        line = [(run.epsilon, value) for run, of in zip(runs, measured, strict=True) if (value := of[what]) is not None]
         level = ("without privacy", value) if (value := plain.get(what)) is not None else None
-        if found:
+        if line:
             title = f"{mark}Test {what} against ε"
-            panels.append(Panel(title, "ε", f"test {what}", "private", found, level=level, by_factors=True))
+            panels.append(Panel(title, "ε", f"test {what}", "private", line, level=level, by_factors=True))
     rows = [
         (
             f"epsilon {upward(run.epsilon)}" if run.private else "without privacy",
@@ -159,7 +158,6 @@ def own_page(run: PrivateRun, delta: float) -> str:
     spent, terms = run.steps_spent, facts.terms
     steps = sorted({max(1, round(spent * k / _POINTS)) for k in range(1, _POINTS + 1)}) if spent else []
     costs = [(step, min(epsilon_after(run, step, delta), facts.epsilon)) for step in steps]
-    accountant = facts.accountant if facts.declarations < 2 else RenyiOdometer()
     caption = f"The privacy cost at δ = {power_of_ten(delta)}, rounded upwards."
     panel = Panel("ε against steps", "training step", "ε spent", upward(facts.epsilon), costs, lowest=0)
     settings = {
@@ -174,10 +172,10 @@ def own_page(run: PrivateRun, delta: float) -> str:
     return _PAGES.get_template("brief.html").render(
         title=f"Differential privacy at ε = {upward(facts.epsilon)}, δ = {power_of_ten(delta)}",
         above=f"a run on {facts.data}",
-        lead=[_sentence(TradeOff(accountant.compose(facts.events)), facts.unit)],
+        lead=[_attack(facts, facts.accountant)],
         figures=[(Markup(as_svg(panel)), caption)] if costs else [],
         tables={"Settings": settings.items()},
-        sections=words.own_sections(facts).items(),
+        sections=words.statement(facts).items(),
         version=noisette.__version__,
     )
 
@@ -192,14 +190,10 @@ def _headline(facts: Facts) -> str:
     return "A model" if test is None else f"{percent(test.accuracy)} test accuracy"
 
 
-def _attack(facts: Facts) -> TradeOff:
-    """What is left to attacks, from the releases and the accountant that epsilon is computed with."""
-    accountant = ACCOUNTANTS[facts.recipe.privacy.accountant] if facts.declarations < 2 else RenyiOdometer()
-    return TradeOff(accountant.compose(facts.events))
-
-
-def _sentence(attack: TradeOff, unit: str) -> str:
-    """The bounds for readers who know no epsilon; the unit that the guarantee protects is a record or a user."""
+def _attack(facts: RunFacts, accountant: Accountant) -> str:
+    """What is left to attacks, for readers who know no epsilon, from the releases and the accountant of epsilon."""
+    by, unit = accountant if facts.declarations < 2 else RenyiOdometer(), facts.unit
+    attack = TradeOff(by.compose(facts.events))
     many, few = (most(attack.true_positive_rate(false_alarms)) for false_alarms in (0.01, 0.001))
     return (
         "Whoever sees everything released and knows all other records, and tries to tell whether one "
