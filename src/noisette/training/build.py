@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 from noisette.accounting import Ledger
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
@@ -20,6 +21,7 @@ from noisette.data import DataSet
 from noisette.errors import first_few
 from noisette.lipschitz import Constrained
 from noisette.lipschitz.bound import LipschitzBound
+from noisette.lipschitz.projections import project
 from noisette.lipschitz.propagation import output_shape
 from noisette.nn import MirrorAndShift, Whitening, mean_over_views, models
 from noisette.nn.batch_norm import convert_batch_norm, refuse_overlap
@@ -31,8 +33,7 @@ from noisette.ranks import AnyRanks
 from noisette.run.per_example import PerExampleClip
 from noisette.run.sampling import Sampling, Users
 from noisette.training.evaluation import Examples, features_of
-from noisette.training.optimizers import WeightAverage
-from noisette.training.recipe import BATCH_NORMS, BATCHES, COMPILE, OPTIMIZERS, ModelSection, Recipe
+from noisette.training.recipe import BATCH_NORMS, BATCHES, COMPILE, OPTIMIZERS, ModelSection, Recipe, TrainingSection
 
 LossOfScores = Callable[[Tensor, Tensor], Tensor]  # of scores and targets, one value for each example
 
@@ -245,3 +246,30 @@ def _clip(model: nn.Module, recipe: Recipe) -> tuple[PerExampleClip, float | Non
     clipping, engine = make(privacy.max_grad_norm * spread), ENGINES[privacy.engine].resolve()()
     clip = PerExampleClip(model, clipping=clipping, engine=engine, capture=COMPILE[recipe.training.compile])
     return clip, None if privacy.noise_multiplier is None else privacy.noise_multiplier / spread
+
+
+class WeightAverage(AveragedModel):
+    """The average of a model's weights that a recipe asks for; ``module`` is the model with it.
+
+    With ``averaging`` d it is exponential: after step t the average moves by 1 - min(d, t / (9 + t)) towards the
+    weights, so the first ones, which are far from good, soon leave it. With ``average_last`` s it is the mean of the
+    weights of the last share s of the steps, and before these the weights themselves.
+
+    Source: Polyak & Juditsky 1992; for private training De et al. 2022, section 3.2.
+    """
+
+    def __init__(self, model: nn.Module, settings: TrainingSection) -> None:
+        self._decay, self._last = settings.averaging, settings.average_last
+        super().__init__(model, avg_fn=self._moved)
+
+    def update(self, model: nn.Module, *, spent: int, steps: int) -> None:
+        """Take in the weights after step ``spent`` of ``steps``."""
+        if self._last and spent <= (1 - self._last) * steps + 1:
+            self.n_averaged.zero_()  # this update copies the weights
+        self.update_parameters(model)
+        project(self.module)  # an average of orthogonal weights is not orthogonal
+
+    def _moved(self, kept: Tensor, current: Tensor, count: Tensor | int) -> Tensor:
+        weights = int(count)
+        share = 1 / (1 + weights) if self._last else 1 - min(self._decay, (1 + weights) / (10 + weights))
+        return torch.lerp(kept, current, share)

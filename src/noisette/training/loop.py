@@ -30,8 +30,7 @@ from noisette.run.private import PrivateRun, ledger_on_ranks, privatize
 from noisette.training.build import TrainingSetup, principal_components_of
 from noisette.training.defaults import NETWORK_REACH, learning_rate_for
 from noisette.training.evaluation import Outcome, Watch, class_figures, number_figures, outputs
-from noisette.training.optimizers import learning_rate
-from noisette.training.recipe import ACCOUNTANTS, Recipe, check_plain
+from noisette.training.recipe import ACCOUNTANTS, Recipe, TrainingSection, check_plain
 from noisette.training.report.facts import ClassFigures, NumberFigures, Point, epsilon_after
 
 _POINTS = 20
@@ -100,6 +99,15 @@ def with_rate(recipe: Recipe, run: PrivateRun) -> Recipe:
     )
     on_average = 0.5 if training.cosine and training.lr_end is None else 1.0  # of the first rate
     return replace(recipe, training=replace(training, lr=constant / on_average))
+
+
+def learning_rate(settings: TrainingSection, *, spent: int, steps: int, sampling_rate: float) -> float:
+    """The learning rate of the step after ``spent`` of ``steps``, also of lost ones: a run ends at the planned rate."""
+    assert settings.lr is not None, "a run resolves it before its first step"
+    if settings.lr_end is not None:
+        moved = min(1.0, spent / round(settings.lr_epochs / sampling_rate))
+        return settings.lr + (settings.lr_end - settings.lr) * moved
+    return settings.lr * ((1 + math.cos(math.pi * spent / steps)) / 2 if settings.cosine else 1)
 
 
 def train(
