@@ -12,14 +12,13 @@ import typer
 import noisette
 from noisette.cli.account import account
 from noisette.cli.audit import audit
-from noisette.cli.curve import curve
 from noisette.cli.doctor import doctor
 from noisette.cli.ledger import ledger
 from noisette.cli.plan import plan
 from noisette.cli.predict import predict
 from noisette.cli.schema import schema
 from noisette.cli.search import search
-from noisette.cli.train import train
+from noisette.cli.train import curve, train
 
 app = typer.Typer(
     name="noisette",
