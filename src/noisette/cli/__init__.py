@@ -10,11 +10,10 @@ from typing import Annotated
 import typer
 
 import noisette
-from noisette.cli.account import account
+from noisette.cli.account import account, plan
 from noisette.cli.audit import audit
 from noisette.cli.doctor import doctor
 from noisette.cli.ledger import ledger
-from noisette.cli.plan import plan
 from noisette.cli.predict import predict
 from noisette.cli.schema import schema
 from noisette.cli.search import search
