@@ -15,8 +15,7 @@ from noisette import errors as checks
 from noisette.accounting import atomic_files
 from noisette.cli.options import INTERRUPTED, DataDir, RunModel, flag, option, plain_errors
 from noisette.training import keep_freed_memory
-from noisette.training.finished_run import sealed_facts, signature_in_words
-from noisette.training.run_folder import in_words, unfinished_runs
+from noisette.training.run_folder import in_words, sealed_facts, signature_in_words, unfinished_runs
 
 if TYPE_CHECKING:
     from noisette.audit.audited_run import AuditedRun

@@ -26,21 +26,20 @@ from noisette.cli import options
 from noisette.cli.account import in_words, json_number, rounded_up
 from noisette.cli.options import plain_errors
 from noisette.errors import UnsupportedEventError
+from noisette.training import run_folder
 
 
 def ledger_at(place: Path) -> Path:
     """The ledger at this place, or of the one run for it that has not ended, which is said on standard error."""
-    from noisette.training.run_folder import in_words, unfinished_runs
-
     named = place / LEDGER_FILE if place.is_dir() else place
-    unfinished = unfinished_runs(place.parent if place.name == LEDGER_FILE else place)
+    unfinished = run_folder.unfinished_runs(place.parent if place.name == LEDGER_FILE else place)
     ledgers = [folder / LEDGER_FILE for folder in unfinished if (folder / LEDGER_FILE).is_file()]
     if not named.exists() and len(ledgers) > 1:
         places = ", ".join(shlex.quote(str(ledger.parent)) for ledger in ledgers)
         raise ValueError(f"there is no ledger at {named}, but several runs for it have not ended; name one of {places}")
     used = named if named.exists() or not ledgers else ledgers[0]
     if ledgers:
-        typer.echo("\n".join([f"The ledger is {used}", *map(in_words, unfinished)]), err=True)
+        typer.echo("\n".join([f"The ledger is {used}", *map(run_folder.in_words, unfinished)]), err=True)
     return used
 
 
@@ -147,13 +146,13 @@ def charge(
 
 def _read(place: Path) -> tuple[Path, Ledger, dict[str, str]]:
     """The path of a ledger, what it holds, and whether the run beside it is signed, if one has ended there."""
-    from noisette.training.finished_run import sealed_facts, signature_in_words
-
     path = ledger_at(place)
     if not path.exists():
         raise ValueError(f"there is no ledger at {path}; give the folder of a run, or its {LEDGER_FILE}")
-    signed = (path.parent / "run.json").is_file() and {"signature": signature_in_words(sealed_facts(path.parent))}
-    return path, Ledger.read(path), signed or {}
+    signed = {}
+    if (path.parent / "run.json").is_file():
+        signed = {"signature": run_folder.signature_in_words(run_folder.sealed_facts(path.parent))}
+    return path, Ledger.read(path), signed
 
 
 @ledger.command()
@@ -290,9 +289,7 @@ def verify(
 
     Example: noisette ledger verify run --key public.pem
     """
-    from noisette.training.finished_run import verify
-
-    facts = verify(place, key)
+    facts = run_folder.verify(place, key)
     grown = facts["private"] and Ledger.read(place / LEDGER_FILE).head != facts["ledger_head"]
     later = "; lines of its ledger that came later are not signed" if grown else ""
     typer.echo(f"{place}: signed with this key, and unchanged since{later}")

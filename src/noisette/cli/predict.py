@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from noisette.cli.options import RunModel, listed, option, plain_errors
-from noisette.training.finished_run import sealed_facts, signature_in_words
+from noisette.training.run_folder import sealed_facts, signature_in_words
 
 if TYPE_CHECKING:
     import numpy as np

@@ -25,10 +25,11 @@ from noisette.cli.options import INTERRUPTED, TERMINATED, DataDir, FactsAsJson, 
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.nn.models import names as model_names
 from noisette.nn.models.backbones import PACKAGES
-from noisette.training import finished_run, keep_freed_memory
+from noisette.training import keep_freed_memory
 from noisette.training import recipe as recipes
 from noisette.training.recipe import BATCH_NORMS, BATCHES, OPTIMIZERS, Recipe, load_data, load_public
-from noisette.training.run_folder import RunFolder, in_words, unfinished_runs
+from noisette.training.run_folder import RunFolder, in_words, key_in, unfinished_runs
+from noisette.training.run_folder import sign as sign_run
 
 if TYPE_CHECKING:
     from noisette.data import DataSet
@@ -158,7 +159,7 @@ def train(
     Without any option: digits, a small convolutional network, epsilon 3, delta 1e-4, in a few seconds. Ctrl-C or
     SIGTERM saves the run after the current step, and --resume continues it; a second Ctrl-C ends at once.
     """
-    signing = finished_run.key_in(sign) if sign and os.environ.get("RANK", "0") == "0" else None
+    signing = key_in(sign) if sign and os.environ.get("RANK", "0") == "0" else None
     if resume:
         if others := [option for option in _asked(context) if option not in ("--resume", "--json", "--sign")]:
             raise ValueError(f"--resume continues a run with the settings it began with; leave out {', '.join(others)}")
@@ -317,7 +318,7 @@ def report(work: Callable[[], tuple[Facts, Path] | None], as_json: bool, signing
         return
     facts, place = done
     if signing is not None:
-        finished_run.sign(place, signing)
+        sign_run(place, signing)
     if as_json:
         typer.echo(json.dumps({"folder": str(place), **json.loads(facts.as_json())}, indent=2))
     else:

@@ -18,8 +18,8 @@ from noisette.data.load import unlabelled
 from noisette.nn import Whitening, models
 from noisette.training.build import model_of, replace_batch_norm
 from noisette.training.evaluation import outputs
-from noisette.training.finished_run import WEIGHTS_FILE, FinishedRun
 from noisette.training.recipe import NEED_PUBLIC, Recipe, declaration_of
+from noisette.training.run_folder import WEIGHTS_FILE, FinishedRun
 
 
 @dataclass(frozen=True)

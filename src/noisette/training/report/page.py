@@ -15,7 +15,6 @@ from noisette.accounting.budget import NOISE_TAIL
 from noisette.accounting.filters import RenyiOdometer
 from noisette.accounting.interface import TradeOff
 from noisette.accounting.registry import ACCOUNTANTS
-from noisette.training.finished_run import sealed
 from noisette.training.report import statement as words
 from noisette.training.report.facts import (
     ClassFigures,
@@ -30,6 +29,7 @@ from noisette.training.report.facts import (
 )
 from noisette.training.report.facts import upward_percent as most
 from noisette.training.report.figures import Panel, as_svg, course_of_run, templates
+from noisette.training.run_folder import sealed
 
 if TYPE_CHECKING:
     from torch import nn
