@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 import noisette
 from noisette.cli import app
-from noisette.cli.watch import Watch
+from noisette.cli.train import Watch
 from noisette.core.steps import DpSgd
 from noisette.data.files import Source
 from noisette.training.evaluation import Point

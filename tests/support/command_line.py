@@ -14,7 +14,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from noisette.cli import app
-from noisette.cli.watch import Watch
+from noisette.cli.train import Watch
 from noisette.run.private import PrivateRun
 from noisette.training.evaluation import Point
 from noisette.training.run_folder import sealed

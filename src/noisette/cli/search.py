@@ -13,8 +13,7 @@ from rich.console import Console
 
 from noisette import errors as checks
 from noisette.cli.options import DataDir, FactsAsJson, option, out_option, plain_errors
-from noisette.cli.train import mention, mention_replaced, mention_weak, report
-from noisette.cli.watch import Watch
+from noisette.cli.train import Watch, mention, mention_replaced, mention_weak, report
 from noisette.training.recipe import Recipe, check_names, load_data, load_public
 from noisette.training.run_folder import RunFolder, unfinished_runs
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import secrets
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import chdir, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias, cast
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from noisette import data as data_sets
 from noisette.accounting import atomic_files
@@ -34,7 +39,8 @@ from noisette.training.run_folder import sign as sign_run
 if TYPE_CHECKING:
     from noisette.data import DataSet
     from noisette.ranks import AnyRanks
-    from noisette.training.report.facts import Facts
+    from noisette.run.private import PrivateRun
+    from noisette.training.report.facts import Facts, Point
 
 _Number: TypeAlias = float | None
 _Whole: TypeAlias = int | None
@@ -42,6 +48,7 @@ _Text: TypeAlias = str | None
 _Loaded: TypeAlias = "tuple[DataSet, DataSet | None]"  # the records and the data set of the public examples
 _SUITED = "what suits the data"
 _BUDGETS = "0.5,1,3,8"
+_COMPILER = logging.getLogger("noisette.capture")
 _LARGE_EPSILON, _FEW_RECORDS = 20, 100
 _OF_OWN = "Data of your own, declared"
 _privacy = partial(option, panel="Privacy")
@@ -219,7 +226,6 @@ class Run:
 
     def train(self, ranks: AnyRanks, folder: RunFolder, *, resumed: bool) -> tuple[Facts, Path] | None:
         """Train it in this folder, which keeps its settings, or continue what is there; rank 0 alone writes."""
-        from noisette.cli.watch import Watch
         from noisette.training.loop import resume, train, train_without_privacy
         from noisette.training.report.facts import facts_of
         from noisette.training.report.page import documents
@@ -304,6 +310,73 @@ _READ: dict[str, Callable[[Any], Any]] = {  # options that are texts to be read
     "image_size": lambda given: options.whole_numbers("image-size", given.replace("x", ","), "64x48"),
     "class_weights": _weights,
 }
+
+
+class Watch:
+    """Shows the progress of a run, and waits for the end of a step where a signal arrives. Use it in a ``with`` block.
+
+    An exception that a signal handler raises anywhere may be lost, where Python runs code that cannot fail. Before the
+    first step there is nothing to wait for, and a second signal does not wait either. SIGTERM raises ``SystemExit``.
+    On either a run saves a checkpoint first, if it took a step.
+    """
+
+    def __init__(self, title: str, *, shown: bool = True) -> None:
+        self._asked: BaseException | None = None
+        self._stepping = False
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(24),
+            MofNCompleteColumn(),
+            TextColumn("steps"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[status]}"),
+            console=Console(stderr=True),
+            transient=True,
+            disable=not shown,
+        )
+        self._task = self._progress.add_task(title, total=None, status="preparing")
+        self._compiler = logging.Handler(logging.INFO)  # of messages on what is compiled, for which a step may wait
+        self._compiler.emit = lambda record: self._progress.update(self._task, status=record.getMessage())
+
+    def on_step(self, run: PrivateRun, point: Point) -> None:
+        """Show the state after a step, and end the run as :meth:`show` does."""
+        import torch
+
+        from noisette.training.report.facts import percent, upward
+
+        accuracy = "" if point.test_accuracy is None else f"  test {percent(point.test_accuracy)}"
+        threads = torch.get_num_threads()  # with which the steps are computed, for a model on a processor
+        cost = f"epsilon {upward(point.epsilon)}" if point.epsilon < math.inf else "NOT PRIVATE"
+        self.show(point.step, run.steps, f"{cost}{accuracy}  {threads} thread{'s' * (threads > 1)}")
+
+    def show(self, done: int, steps: int, status: str) -> None:
+        """Show a step, and end the run by ``KeyboardInterrupt`` or ``SystemExit`` if Ctrl-C or SIGTERM asked for it."""
+        self._progress.update(self._task, total=steps, completed=done, status=status)
+        if self._asked:
+            raise self._asked
+        self._stepping = True
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        error = KeyboardInterrupt() if number == signal.SIGINT else SystemExit(TERMINATED)
+        if self._asked or not self._stepping:
+            raise error
+        self._asked = error
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        _COMPILER.addHandler(self._compiler)
+        _COMPILER.setLevel(logging.INFO)
+        self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        for number, before in self._before.items():
+            if before is not signal.SIG_IGN:  # as under nohup
+                signal.signal(number, self._stop)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+        _COMPILER.removeHandler(self._compiler)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
 
 def report(work: Callable[[], tuple[Facts, Path] | None], as_json: bool, signing: Any = None) -> None:
