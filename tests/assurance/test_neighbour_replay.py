@@ -10,7 +10,7 @@ import pytest
 
 from noisette.cli.train import Watch
 from noisette.core.steps import DpSgd
-from noisette.training.evaluation import Point
+from noisette.training.report.facts import Point
 from replay import Course, course, moved
 
 RECORDS = 401

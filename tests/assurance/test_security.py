@@ -26,7 +26,7 @@ from noisette.cli import app
 from noisette.cli.train import Watch
 from noisette.core.steps import DpSgd
 from noisette.data.files import Source
-from noisette.training.evaluation import Point
+from noisette.training.report.facts import Point
 from replay import SECRET, course
 
 SOURCE = Path(noisette.__file__).parent

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from noisette.cli import app
 from noisette.cli.train import Watch
 from noisette.run.private import PrivateRun
-from noisette.training.evaluation import Point
+from noisette.training.report.facts import Point
 from noisette.training.run_folder import sealed
 
 FILES = {"ledger.jsonl", "model.safetensors", "privacy.txt", "report.html", "run.json"}

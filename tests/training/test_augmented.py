@@ -14,8 +14,7 @@ from cut_runs import cut_short, pass_by
 from noisette.data import DataSet, Split, load
 from noisette.nn import Whitening, models
 from noisette.training.build import TrainingSetup
-from noisette.training.evaluation import Outcome
-from noisette.training.loop import resume, train
+from noisette.training.loop import Outcome, resume, train
 from noisette.training.recipe import (
     AugmentationSection,
     DataSection,

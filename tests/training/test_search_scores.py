@@ -15,7 +15,7 @@ from noisette.accounting import Gaussian, Ledger, noise_multiplier_for
 from noisette.data import DataSet, Split
 from noisette.data.dataset import Target
 from noisette.training import search as scores_module
-from noisette.training.evaluation import NumberFigures
+from noisette.training.report.facts import NumberFigures
 from noisette.training.search import HeldOutScore, PublicScore, right_answers
 
 

@@ -18,10 +18,9 @@ from command_line import noisette
 from cut_runs import cut_short, pass_by
 from noisette.data import DataSet, Split, load
 from noisette.run.private import PrivateRun
-from noisette.training.evaluation import Outcome, Point
-from noisette.training.loop import resume, train
+from noisette.training.loop import Outcome, resume, train
 from noisette.training.recipe import DataSection, ModelSection, PrivacySection, Recipe, TrainingSection
-from noisette.training.report.facts import facts_of
+from noisette.training.report.facts import Point, facts_of
 from noisette.training.saved_model import SavedModel
 
 RECIPE = Recipe(

@@ -4,37 +4,49 @@ from __future__ import annotations
 
 import hashlib
 import math
+import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pooch
 import torch
+from rich.console import Console
+from rich.progress import track
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import TensorDataset
 
-from noisette.accounting import Ledger
+from noisette.accounting import Ledger, atomic_files
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.clipping.rules import FlatClipping
 from noisette.core.release import GradientBound
-from noisette.data import DataSet
+from noisette.data import DataSet, Split
 from noisette.errors import first_few
 from noisette.lipschitz import Constrained
 from noisette.lipschitz.bound import LipschitzBound
 from noisette.lipschitz.projections import project
 from noisette.lipschitz.propagation import output_shape
 from noisette.nn import MirrorAndShift, Whitening, mean_over_views, models
-from noisette.nn.batch_norm import convert_batch_norm, refuse_overlap
+from noisette.nn.batch_norm import convert_batch_norm, in_evaluation, refuse_overlap
 from noisette.nn.features import Loss
 from noisette.nn.lipschitz import TauCrossEntropy
 from noisette.nn.models.backbones import folder_of
-from noisette.nn.models.factory import fixed_features, is_folder_of_model, sha256_of_weights
+from noisette.nn.models.factory import (
+    ImageFeatures,
+    TextFeatures,
+    fixed_features,
+    is_folder_of_model,
+    sha256_of_weights,
+)
 from noisette.ranks import AnyRanks
 from noisette.run.per_example import PerExampleClip
 from noisette.run.sampling import Sampling, Users
-from noisette.training.evaluation import Examples, features_of
 from noisette.training.recipe import BATCH_NORMS, BATCHES, COMPILE, OPTIMIZERS, ModelSection, Recipe, TrainingSection
 
+_AT_ONCE = 100  # examples whose fixed features are computed
 LossOfScores = Callable[[Tensor, Tensor], Tensor]  # of scores and targets, one value for each example
 
 
@@ -273,3 +285,68 @@ class WeightAverage(AveragedModel):
         weights = int(count)
         share = 1 / (1 + weights) if self._last else 1 - min(self._decay, (1 + weights) / (10 + weights))
         return torch.lerp(kept, current, share)
+
+
+class Examples(TensorDataset):
+    """Inputs of the trained part of the model, and targets: the split itself, or its fixed features, computed once.
+
+    Features are rounded differently on another machine, so a resumed run recognises its records by the split.
+    """
+
+    def __init__(self, split: Split, fixed: nn.Module | None, device: torch.device) -> None:
+        inputs, targets = torch.as_tensor(split.inputs), torch.as_tensor(split.targets, device=device)
+        super().__init__(inputs.to(device) if fixed is None else _features(inputs, fixed, device), targets)
+        self.known_by = (split.inputs, split.targets)
+
+
+def _features(inputs: Tensor, fixed: nn.Module, device: torch.device) -> Tensor:
+    """As :func:`features_of`, those of a public network from an earlier run if there was one."""
+    if isinstance(fixed, nn.Sequential):
+        for part in fixed:
+            inputs = _features(inputs, part, device)
+        return inputs.to(device)
+    if isinstance(fixed, ImageFeatures | TextFeatures):
+        return cached_features(fixed, inputs, partial(features_of, inputs, fixed, device)).to(device)
+    return features_of(inputs, fixed, device)
+
+
+@torch.no_grad()
+def features_of(inputs: Tensor, fixed: nn.Module, device: torch.device) -> Tensor:
+    """The fixed features of inputs (n, ...)."""
+    shape = fixed(inputs.new_zeros((1, *inputs.shape[1:]), device=device)).shape[1:]
+    features = torch.empty(len(inputs), *shape, device=device)
+    pairs = zip(features.split(_AT_ONCE), inputs.split(_AT_ONCE), strict=True)
+    shown, parts = Console(stderr=True), -(-len(inputs) // _AT_ONCE)
+    for place, part in track(pairs, "features", parts, console=shown, disable=not shown.is_terminal):
+        place.copy_(fixed(part.to(device)))
+    return features
+
+
+def cached_features(
+    network: nn.Module, inputs: Tensor, compute: Callable[[], Tensor], folder: Path | None = None
+) -> Tensor:
+    """The features (n, ...) of inputs (n, ...): those of an earlier call, or ``compute()``, which are then kept.
+
+    A network is known by its printed form and its weights, inputs by their values. Features of records are as private
+    as the records: the owner alone can read the files (mode 600), in ``noisette/features`` of the user's cache. Their
+    names are digests with a secret key that lies beside them, so a name tells nothing about the records.
+    """
+    folder = folder or Path(pooch.os_cache("noisette")) / "features"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if not (key := folder / "key").is_file():
+        atomic_files.write(key, secrets.token_bytes(32), mode=0o600)
+    digest = hashlib.blake2b(str(network).encode(), key=key.read_bytes(), digest_size=16)
+    for tensor in (*network.parameters(), *network.buffers(), inputs):
+        digest.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    file = folder / f"{digest.hexdigest()}.safetensors"
+    if not file.is_file():
+        atomic_files.write(file, save({"features": compute().cpu()}), mode=0o600)
+    return load_file(file)["features"]
+
+
+@torch.no_grad()
+def outputs(model: nn.Module, inputs: Tensor, *, at_once: int = 2000) -> np.ndarray:
+    """The scores of a model in evaluation, (n, classes); ``at_once`` examples are in memory at once."""
+    with in_evaluation(model):
+        return torch.cat([model(part).float().cpu() for part in inputs.split(at_once)]).numpy()

@@ -16,8 +16,7 @@ from noisette.data import DataError, DataSet, Split, tables
 from noisette.data.columns import ImageForm
 from noisette.data.load import unlabelled
 from noisette.nn import Whitening, models
-from noisette.training.build import model_of, replace_batch_norm
-from noisette.training.evaluation import outputs
+from noisette.training.build import model_of, outputs, replace_batch_norm
 from noisette.training.recipe import NEED_PUBLIC, Recipe, declaration_of
 from noisette.training.run_folder import WEIGHTS_FILE, FinishedRun
 

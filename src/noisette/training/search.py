@@ -30,8 +30,7 @@ from noisette.ranks.launch import refuse_several_processes
 from noisette.run.private import PrivateRun
 from noisette.run.repeat_and_select import repeat_and_select
 from noisette.training.build import TrainingSetup
-from noisette.training.evaluation import Outcome, Watch
-from noisette.training.loop import train
+from noisette.training.loop import Outcome, Watch, train
 from noisette.training.recipe import Recipe
 from noisette.training.report.facts import ClassFigures, Facts, SearchFacts, facts_of, power_of_ten, upward
 from noisette.training.report.statement import advice

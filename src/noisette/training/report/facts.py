@@ -23,7 +23,7 @@ from noisette.clipping.registry import CLIPPING_RULES, ENGINES, RuleEntry
 if TYPE_CHECKING:
     from noisette.core.clip import ClippingRule
     from noisette.run.private import PrivateRun
-    from noisette.training.evaluation import Outcome
+    from noisette.training.loop import Outcome
     from noisette.training.recipe import Recipe
 
 
