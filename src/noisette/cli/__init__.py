@@ -14,9 +14,8 @@ from noisette.cli.account import account, plan
 from noisette.cli.audit import audit
 from noisette.cli.doctor import doctor
 from noisette.cli.ledger import ledger
-from noisette.cli.predict import predict
-from noisette.cli.schema import schema
 from noisette.cli.search import search
+from noisette.cli.tables import predict, schema
 from noisette.cli.train import curve, train
 
 app = typer.Typer(
