@@ -49,11 +49,7 @@ def rounded_up(value: float, digits: int = 5) -> str:
 
 
 def rounded_down(value: float) -> str:
-    """The value in five digits, never larger: a parameter that keeps a budget must keep it as printed.
-
-    >>> rounded_down(0.010518999)
-    '0.010518'
-    """
+    """The value in five digits, never larger: a parameter that keeps a budget must keep it as printed."""
     return rounded_up(-value).removeprefix("-")
 
 

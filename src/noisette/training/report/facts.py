@@ -28,11 +28,7 @@ if TYPE_CHECKING:
 
 
 def upward(epsilon: float) -> str:
-    """An epsilon in two decimals, or below 0.01 in two digits, rounded up: it is never stated too small.
-
-    >>> upward(2.991), upward(3.0), upward(0.000401)
-    ('3.00', '3.00', '0.00041')
-    """
+    """An epsilon in two decimals, or below 0.01 in two digits, rounded up: it is never stated too small."""
     if not math.isfinite(epsilon):
         return "infinite"
     whole = Decimal(repr(float(epsilon)))
@@ -57,11 +53,7 @@ def percent(share: float) -> str:
 
 
 def power_of_ten(delta: float) -> str:
-    """A small number in scientific notation, without the zeros.
-
-    >>> power_of_ten(1e-4), power_of_ten(2.5e-11)
-    ('1e-4', '2.5e-11')
-    """
+    """A small number in scientific notation without the zeros, such as 1e-4 and 2.5e-11."""
     mantissa, exponent = f"{delta:.1e}".split("e")
     return f"{float(mantissa):g}e{int(exponent)}"
 

@@ -87,7 +87,7 @@ def page(facts: Facts) -> str:
         test_rows=facts.test.rows(facts.class_names) if facts.test else [],
         test_set=words.set_of_tests(facts),
         # That of many classes is in run.json alone.
-        confusion=list(zip(facts.class_names, table, strict=True)) if len(table) <= 12 else [],
+        confusion=list(zip(facts.class_names, table, strict=True)) if table and len(table) <= 12 else [],
         attack=_attack(facts, ACCOUNTANTS[facts.recipe.privacy.accountant]) if facts.private else "",
         advice=words.advice(facts.search, facts.epsilon) if facts.search else "",
         sections=words.statement(facts).items() if facts.private else (),
