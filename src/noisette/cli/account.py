@@ -273,8 +273,7 @@ def plan(
 def _usual_batch_sizes(size: int) -> str:
     """Powers of two from about the square root of the size, each four times the previous one."""
     least = round(math.log2(max(size, 1)) / 2)
-    sizes = [2 ** (least + 2 * k) for k in range(4)]
-    return ",".join(str(number) for number in sizes if number <= size) or "1"
+    return ",".join(str(2**k) for k in range(least, least + 8, 2) if 2**k <= size) or "1"
 
 
 def _print_plan(settings: Sequence[Setting], chosen: Setting, size: int, epsilon: float) -> None:

@@ -51,11 +51,6 @@ def flag(name: str, text: str, *, panel: str | None = None) -> Any:
     return typer.Option(name, help=text, show_default=False, rich_help_panel=panel)
 
 
-def out_option(default: str) -> Any:
-    """The option for the folder of a run."""
-    return option("DIR", "The run folder. An older run there is kept as DIR.replaced-1.", default)
-
-
 def _registered(name: str) -> str:
     if name not in ACCOUNTANTS:
         raise typer.BadParameter(f"{name!r} is not one of {', '.join(ACCOUNTANTS)}.")
@@ -117,6 +112,7 @@ def at_most(most: int, **arguments: float | None) -> None:
 _DESCRIPTIONS = "; ".join(f"{name}: {accountant.description}" for name, accountant in ACCOUNTANTS.items())
 AccountantName = Annotated[str, _accountant(f"Computes the cost; pld is the tightest. {_DESCRIPTIONS}.")]
 OneOrAllAccountants = Annotated[str | None, _accountant("Computes the cost; without it, every accountant.")]
+OUT = "The run folder. An older run there is kept as DIR.replaced-1."
 EPSILON = typer.Option(help="Privacy budget, in nats: above 0.")
 DELTA = typer.Option(help="Probability with which the bound on epsilon may fail: above 0, below 1.")
 FactsAsJson = Annotated[

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from noisette import errors as checks
-from noisette.cli.options import DataDir, FactsAsJson, option, out_option, plain_errors
+from noisette.cli.options import OUT, DataDir, FactsAsJson, option, plain_errors
 from noisette.cli.train import Watch, mention, mention_replaced, mention_weak, report
 from noisette.training.recipe import Recipe, check_names, load_data, load_public
 from noisette.training.run_folder import RunFolder, unfinished_runs
@@ -58,7 +58,7 @@ def search(
     shape: Annotated[_Number, option("F", _SHAPE, "what needs the least noise")] = None,
     holdout: Annotated[_Number, _SHARED] = None,
     score_noise: Annotated[_Number, option("F", _NOISE, "what costs a tenth of epsilon by itself")] = None,
-    out: Annotated[Path | None, out_option("runs/NAME-search of the data")] = None,
+    out: Annotated[Path | None, option("DIR", OUT, "runs/NAME-search of the data")] = None,
     data_dir: DataDir = None,
     as_json: FactsAsJson = False,
 ) -> None:

@@ -26,7 +26,7 @@ from noisette.accounting.budget import check_delta
 from noisette.accounting.calibrate import schedule
 from noisette.accounting.registry import described
 from noisette.cli import options
-from noisette.cli.options import INTERRUPTED, TERMINATED, DataDir, FactsAsJson, flag, option, out_option, plain_errors
+from noisette.cli.options import INTERRUPTED, TERMINATED, DataDir, FactsAsJson, flag, option, plain_errors
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.nn.models import names as model_names
 from noisette.nn.models.backbones import PACKAGES
@@ -96,7 +96,7 @@ def train(
     data: Annotated[_Text, option("NAME", _FILES, "digits")] = None,
     model: Annotated[_Text, option("NAME", _MODELS, _SUITED)] = None,
     backbone: Annotated[_Text, option("NAME", _BACKBONES)] = None,
-    out: Annotated[Path | None, out_option("runs/NAME of the data")] = None,
+    out: Annotated[Path | None, option("DIR", options.OUT, "runs/NAME of the data")] = None,
     resume: Annotated[
         Path | None, option("DIR", "Continue an unfinished run, within its budget; takes no other option.", "a new run")
     ] = None,

@@ -495,8 +495,7 @@ class PrivateTrainer(Trainer):
             self.log({"learning_rate": self._get_learning_rate(), "epsilon": self._epsilon(run)})
         if self.control.should_evaluate:
             self.control.should_evaluate = False
-            metrics = self._evaluate(None, None)
-            is_best = self._determine_best_metric(metrics, trial=None)
+            is_best = self._determine_best_metric(self._evaluate(None, None), trial=None)
             if self.args.save_strategy == "best":
                 self.control.should_save = is_best
             self.model.train()

@@ -110,8 +110,7 @@ class PrivatePCA(TransformerMixin, BaseEstimator):
         ranks.check_equal("the principal components", lambda: declared)
         ranks.add_up([torch.from_numpy(total)])  # of integers, so it is that of a single process
         with ranks.unanimous("the price of the principal components"):
-            event = Gaussian(noise_multiplier, parts=((PART, 1.0),))
-            self.ledger.charge(event, declaration=self.declaration)
+            self.ledger.charge(Gaussian(noise_multiplier, parts=((PART, 1.0),)), declaration=self.declaration)
         self.noise_multiplier_, self.n_features_in_ = noise_multiplier, features
         # Its sensitivity is one, the largest Frobenius norm of the outer product of a row.
         return noised(torch.from_numpy(total * _UNIT**2), noise_multiplier, ranks.key(), PART).numpy()

@@ -370,8 +370,7 @@ class PerExampleClip:
         trained = self._trained()
         repeats = not once and getattr(self.engine, "repeats_the_pass", False)
         model = TrainedModel(self.model, trained, self.buffers, self._outside)
-        arguments = loss, model, microbatch, public, None if once else recompute
-        record = partial(record_losses, *arguments)
+        record = partial(record_losses, loss, model, microbatch, public, None if once else recompute)
         code = _code_of(loss)
         with nullcontext() if code in self._known_losses else shared_numbers_refused():
             forward = repeatable(record, microbatch.tensors) if repeats else record()

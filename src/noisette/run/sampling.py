@@ -447,5 +447,4 @@ def sampler_of(event: StepRelease, size: int, key: SecretKey, *, first_step: int
             return CyclicPoissonSampler(size, event.of_round.sampling_rate, event.bands, key, first_step)
         case UserLevel():
             assert users is not None, "grouped by user_records"
-            by_users = UserSampler if event.records == 1 else KeptRecordsSampler
-            return by_users(users, event.sampling_rate, key)
+            return (UserSampler if event.records == 1 else KeptRecordsSampler)(users, event.sampling_rate, key)

@@ -121,8 +121,7 @@ class TrainingSetup:
         momentum = {"momentum": settings.momentum} if settings.optimizer == "sgd" else {}
         make = OPTIMIZERS[settings.optimizer].resolve()
         self.optimizer: torch.optim.Optimizer = make(trained.parameters(), lr=settings.lr or 1.0, **momentum)
-        averages = settings.averaging or settings.average_last
-        self.averaged = WeightAverage(trained, settings) if averages else None
+        self.averaged = WeightAverage(trained, settings) if settings.averaging or settings.average_last else None
         learned = self.averaged.module if self.averaged else trained
         self.published = models.FixedFeatures(fixed, learned) if fixed else learned
         self.tested = learned  # maps the stored test examples to scores

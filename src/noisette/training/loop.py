@@ -222,8 +222,8 @@ def resume(
         outcome = Outcome(with_rate(recipe, run), data, setup.published, run, public_weights=setup.public_weights)
         outcome.points = [Point(**point) for point in saved["points"]]
         outcome.resumed = saved["resumed"] + 1
-        training = _Training(setup, outcome, checkpoint, start - saved["seconds"], saved["places"], ranks)
-        return training.finish(on_step)
+        began = start - saved["seconds"]
+        return _Training(setup, outcome, checkpoint, began, saved["places"], ranks).finish(on_step)
 
 
 @dataclass(frozen=True)

@@ -245,9 +245,7 @@ class Search:
         Guarantee: that of :func:`noisette.run.repeat_and_select.repeat_and_select`. Nothing is written to disk but the
         line of the ledger.
 
-        Raises:
-            KeyboardInterrupt: Ctrl-C was pressed; the search is spent.
-            PrivacyError, OSError: the ledger cannot record the search, or a run released more than was paid for.
+        Raises ``KeyboardInterrupt`` where Ctrl-C was pressed, and what ``repeat_and_select`` raises.
         """
         random, number = secrets.SystemRandom(), 0
 
