@@ -92,6 +92,9 @@ def in_words(event: Event) -> str:
             return ", ".join([event.mechanism, *words]) + (f" ({named})" if named else "")
 
 
+_NOISE = "Standard deviation of the noise, in units of the sensitivity to one record: above 0."
+_BATCH = "Expected records in a batch, instead of a sampling rate; needs --size."
+_GROUP = "Records that one person may have: the guarantee covers all of them."
 _SOLVERS: dict[str, Callable[..., float]] = {"noise_multiplier": noise_multiplier_for, "steps": steps_for}
 
 
@@ -100,24 +103,13 @@ def account(
     *,
     epsilon: Annotated[float | None, options.EPSILON] = None,
     delta: Annotated[float | None, options.DELTA] = None,
-    noise_multiplier: Annotated[
-        float | None,
-        typer.Option(
-            "--noise-multiplier",
-            "--noise",
-            help="Standard deviation of the noise, in units of the sensitivity to one record: above 0.",
-        ),
-    ] = None,
+    noise_multiplier: Annotated[float | None, typer.Option("--noise-multiplier", "--noise", help=_NOISE)] = None,
     steps: Annotated[int | None, typer.Option(help="Number of steps, empty batches included: at least 1.")] = None,
     epochs: Annotated[float | None, typer.Option(help="Passes over the size, instead of --steps: above 0.")] = None,
     sampling_rate: Annotated[float | None, typer.Option(help="Probability that a record is in a batch.")] = None,
-    expected_batch_size: Annotated[
-        float | None, typer.Option(help="Expected records in a batch, instead of a sampling rate; needs --size.")
-    ] = None,
+    expected_batch_size: Annotated[float | None, typer.Option(help=_BATCH)] = None,
     size: Annotated[int | None, typer.Option(help="Records in the data set, for --expected-batch-size.")] = None,
-    group_size: Annotated[
-        int, typer.Option(max=100_000, help="Records that one person may have: the guarantee covers all of them.")
-    ] = 1,
+    group_size: Annotated[int, typer.Option(max=100_000, help=_GROUP)] = 1,
     bands: Annotated[int | None, typer.Option(help="Steps over which noise is correlated: cyclic batches.")] = None,
     accountant: options.AccountantName = PldAccountant.name,
     as_json: options.AsJson = False,

@@ -55,14 +55,13 @@ def _stated(metavar: str | None, text: str) -> Any:
     return typer.Option(metavar=metavar, help=text, rich_help_panel="The release: give one of")
 
 
-Place = Annotated[
-    Path,
-    typer.Argument(
-        metavar="DIR|FILE",
-        help="A run folder, also that of a run which was cut off, or a ledger file, which a charge may begin.",
-        show_default=False,
-    ),
-]
+_PLACE = "A run folder, also that of a run which was cut off, or a ledger file, which a charge may begin."
+_LAPLACE = "Laplace noise of this scale, in units of the L1 sensitivity: 1 / epsilon."
+_DISCRETE = "A count with discrete Gaussian noise of this parameter sigma, where one record counts 1."
+_GAUSSIAN = "Gaussian noise on a sum over all records, in units of its L2 sensitivity."
+_TOGETHER = "Records, or users, that are added or removed together."
+_OF_USER = "The most records of a user: the cost is for users, also of releases that are stated for records."
+Place = Annotated[Path, typer.Argument(metavar="DIR|FILE", help=_PLACE, show_default=False)]
 
 
 def _neighbouring(text: str) -> Neighbouring:
@@ -85,16 +84,9 @@ def charge(
     *,
     zcdp: Annotated[float | None, _stated("RHO", "Stated as zCDP: rho above 0.")] = None,
     epsilon: Annotated[float | None, _stated(None, "Stated as epsilon, with --delta where it is not 0.")] = None,
-    laplace: Annotated[
-        float | None, _stated("NOISE", "Laplace noise of this scale, in units of the L1 sensitivity: 1 / epsilon.")
-    ] = None,
-    discrete_gaussian: Annotated[
-        float | None,
-        _stated("NOISE", "A count with discrete Gaussian noise of this parameter sigma, where one record counts 1."),
-    ] = None,
-    gaussian: Annotated[
-        float | None, _stated("NOISE", "Gaussian noise on a sum over all records, in units of its L2 sensitivity.")
-    ] = None,
+    laplace: Annotated[float | None, _stated("NOISE", _LAPLACE)] = None,
+    discrete_gaussian: Annotated[float | None, _stated("NOISE", _DISCRETE)] = None,
+    gaussian: Annotated[float | None, _stated("NOISE", _GAUSSIAN)] = None,
     delta: Annotated[float, typer.Option(help="The delta of --epsilon: 0 or more, below 1.")] = 0.0,
     per: Annotated[
         Neighbouring | None,
@@ -196,17 +188,8 @@ def price(
     *,
     delta: Annotated[float | None, options.option("F", "The delta of epsilon.", "that of the run")] = None,
     accountant: options.OneOrAllAccountants = None,
-    group_size: Annotated[
-        int, typer.Option(min=1, max=100_000, help="Records, or users, that are added or removed together.")
-    ] = 1,
-    records_per_user: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=100_000,
-            help="The most records of a user: the cost is for users, also of releases that are stated for records.",
-        ),
-    ] = None,
+    group_size: Annotated[int, typer.Option(min=1, max=100_000, help=_TOGETHER)] = 1,
+    records_per_user: Annotated[int | None, typer.Option(min=1, max=100_000, help=_OF_USER)] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Compute the privacy cost of all releases in a ledger: every run, query and projection on its data set.

@@ -119,15 +119,10 @@ FactsAsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON object, that of run.json with the folder, and nothing else.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, with all digits.")]
-RunModel = Annotated[
-    str | None,
-    option(
-        "MODEL",
-        "The model of the run, where it is not built in: its package.module:callable, if you trust this code, or the "
-        "folder of Hugging Face that the run began with.",
-    ),
-]
-DataDir = Annotated[
-    Path | None,
-    option("DIR", "Folder with the files of built-in data sets.", "$NOISETTE_DATA, then the user cache, then download"),
-]
+_MODEL = (
+    "The model of the run, where it is not built in: its package.module:callable, if you trust this code, or the "
+    "folder of Hugging Face that the run began with."
+)
+RunModel = Annotated[str | None, option("MODEL", _MODEL)]
+_PLACES = "$NOISETTE_DATA, then the user cache, then download"
+DataDir = Annotated[Path | None, option("DIR", "Folder with the files of built-in data sets.", _PLACES)]

@@ -36,17 +36,14 @@ _SCORED = (
 _SHAPE = "Shape of the distribution of that number: 0 logarithmic, 1 geometric, inf Poisson."
 _NOISE = "held-out: standard deviation of the noise on the number of right answers."
 _SHARED = option("F", "held-out: the share of the records.", f"{_RECIPES}, or 0.1", "--holdout", "--hold-out")
-_Recipe = Annotated[
-    Path,
-    typer.Argument(
-        metavar="RECIPE.toml", help="The settings of all runs, as for noisette train.", exists=True, dir_okay=False
-    ),
-]
+_RECIPE = typer.Argument(
+    metavar="RECIPE.toml", help="As for noisette train, for all runs.", exists=True, dir_okay=False
+)
 
 
 @plain_errors()
 def search(
-    recipe: _Recipe,
+    recipe: Annotated[Path, _RECIPE],
     *,
     over: Annotated[list[str], typer.Option(metavar="'NAME=log(A,B) ..'", help=_OVER)],
     score_on: Annotated[str, typer.Option(metavar=f"[{'|'.join(_SCORES)}]", help=_SCORED)],

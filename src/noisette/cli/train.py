@@ -57,27 +57,12 @@ _norm = partial(option, panel="Batch norm")
 _declared = partial(option, panel=_OF_OWN)
 # Tables of a recipe whose fields are options under the same name.
 _TABLES = {"data": recipes.DataSection, "privacy": recipes.PrivacySection, "training": recipes.TrainingSection}
-_Recipe = Annotated[
-    Path | None,
-    typer.Argument(
-        metavar="RECIPE.toml",
-        help="Settings in a file; the options below override it. The accountant is set there alone: "
-        f"privacy.accountant is one of {', '.join(recipes.accountant_names())}.",
-        exists=True,
-        dir_okay=False,
-    ),
-]
-_Schema = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="SCHEMA.toml",
-        help="What is declared about each column of a CSV, and the facts below; noisette schema writes one.",
-        exists=True,
-        dir_okay=False,
-        show_default=False,
-        rich_help_panel=_OF_OWN,
-    ),
-]
+_SETTINGS = (
+    "Settings in a file; the options below override it. The accountant is set there alone: privacy.accountant is one "
+    f"of {', '.join(recipes.accountant_names())}."
+)
+_RECIPE = typer.Argument(metavar="RECIPE.toml", help=_SETTINGS, exists=True, dir_okay=False)
+_COLUMNS = "What is declared about each column of a CSV, and the facts below; noisette schema writes one."
 _FILES = f"{', '.join(data_sets.names())}; or a folder of images, a .csv, .jsonl, .parquet, .xlsx or .npz of your own."
 _MODELS = f"{', '.join(model_names())}; or package.module:callable, called with (example shape, classes)."
 _BACKBONES = f"A public network whose features the model takes: {', '.join(PACKAGES)}; or a folder of Hugging Face."
@@ -86,37 +71,36 @@ _COMPILED = "Whether the step is compiled: auto, where the run is long enough; y
 _TESTED = "The share of records drawn at random to test with. Test figures on them are not private."
 _NORMS = f"What replaces each batch norm of the model. {described(BATCH_NORMS)}."
 _PUBLIC = "Data set of the public examples that give the statistics. It has no privacy guarantee."
+_RESUME = "Continue an unfinished run, within its budget; takes no other option."
+_NORM = "Clipping norm: the most that the gradient of one example keeps."
+_DELTA = "Probability with which epsilon may fail, below 1 / declared size."
+_LARGE = "Accept a delta of 1 / declared size or more; reported."
+_BASELINE = "A baseline, NOT PRIVATE: nothing is clipped, no noise."
+_WEIGHTS = "How much the loss of each class counts, from public knowledge."
+_TARGET = "Instead of classes: bounds of a number to predict; others are clipped."
+_UNLABELLED = "CSV: leave out rows without a label, do not refuse them."
+_IMAGES = "Images: scale and cut each to this size, in colour."
 _USERS = "CSV: the column of the user of a record. The guarantee is then for users."
 
 
 @plain_errors()
 def train(
     context: typer.Context,
-    recipe: _Recipe = None,
+    recipe: Annotated[Path | None, _RECIPE] = None,
     data: Annotated[_Text, option("NAME", _FILES, "digits")] = None,
     model: Annotated[_Text, option("NAME", _MODELS, _SUITED)] = None,
     backbone: Annotated[_Text, option("NAME", _BACKBONES)] = None,
     out: Annotated[Path | None, option("DIR", options.OUT, "runs/NAME of the data")] = None,
-    resume: Annotated[
-        Path | None, option("DIR", "Continue an unfinished run, within its budget; takes no other option.", "a new run")
-    ] = None,
+    resume: Annotated[Path | None, option("DIR", _RESUME, "a new run")] = None,
     sign: Annotated[Path | None, option("KEY.pem", "Sign the run's digests with this Ed25519 key.", "no one")] = None,
     data_dir: DataDir = None,
     epsilon: Annotated[_Number, _privacy("F", "Privacy budget of the whole run, above 0.", "3")] = None,
-    delta: Annotated[
-        _Number, _privacy("F", "Probability with which epsilon may fail, below 1 / declared size.", _SUITED)
-    ] = None,
-    max_grad_norm: Annotated[
-        _Number, _privacy("F", "Clipping norm: the most that the gradient of one example keeps.", _SUITED)
-    ] = None,
+    delta: Annotated[_Number, _privacy("F", _DELTA, _SUITED)] = None,
+    max_grad_norm: Annotated[_Number, _privacy("F", _NORM, _SUITED)] = None,
     clipping: Annotated[_Text, _privacy("NAME", f"{described(CLIPPING_RULES)}.", "flat")] = None,
     engine: Annotated[_Text, _privacy("NAME", _ENGINES, "book-keeping")] = None,
-    allow_large_delta: Annotated[
-        bool, flag("--allow-large-delta", "Accept a delta of 1 / declared size or more; reported.", panel="Privacy")
-    ] = False,
-    without_privacy: Annotated[
-        bool, flag("--without-privacy", "A baseline, NOT PRIVATE: nothing is clipped, no noise.", panel="Privacy")
-    ] = False,
+    allow_large_delta: Annotated[bool, flag("--allow-large-delta", _LARGE, panel="Privacy")] = False,
+    without_privacy: Annotated[bool, flag("--without-privacy", _BASELINE, panel="Privacy")] = False,
     epochs: Annotated[_Number, _training("F", "Passes over the declared size.", _SUITED)] = None,
     batch_size: Annotated[_Whole, _training("N", "Expected batch size, in examples.", _SUITED)] = None,
     batches: Annotated[_Text, _training("NAME", f"How batches are drawn. {described(BATCHES)}.", "poisson")] = None,
@@ -125,29 +109,21 @@ def train(
     compile: Annotated[_Text, _training("NAME", _COMPILED, "auto")] = None,
     optimizer: Annotated[_Text, _training("NAME", f"How gradients are used. {described(OPTIMIZERS)}.", _SUITED)] = None,
     lr: Annotated[_Number, _training("F", "Learning rate.", _SUITED)] = None,
-    class_weights: Annotated[
-        _Text, _training("A=N,B=N,..", "How much the loss of each class counts, from public knowledge.", "all alike")
-    ] = None,
+    class_weights: Annotated[_Text, _training("A=N,B=N,..", _WEIGHTS, "all alike")] = None,
     seed: Annotated[_Whole, _training("N", "Seed of the first weights, never of noise or sampling.", "0")] = None,
     batch_norm: Annotated[_Text, _norm("NAME", _NORMS, "batch norm stays, and is refused")] = None,
     public: Annotated[_Text, _norm("NAME", _PUBLIC)] = None,
     public_examples: Annotated[_Whole, _norm("N", "Number of public examples.", "128")] = None,
-    columns: _Schema = None,
+    columns: Annotated[Path | None, _declared("SCHEMA.toml", _COLUMNS)] = None,
     classes: Annotated[_Text, _declared("N|A,B,..", "Number of classes, or their names in order.")] = None,
-    target: Annotated[
-        _Text, _declared("LOW,HIGH", "Instead of classes: bounds of a number to predict; others are clipped.")
-    ] = None,
+    target: Annotated[_Text, _declared("LOW,HIGH", _TARGET)] = None,
     unit: Annotated[_Text, _declared("TEXT", "The unit of that number, for the report.")] = None,
     size: Annotated[_Whole, _declared("N", "Public number of training records; need not be exact.")] = None,
     label: Annotated[_Text, _declared("COLUMN", "CSV: the column of the class or number.", "label")] = None,
     text: Annotated[_Text, _declared("COLUMN", "CSV: the column of a text, which is the only input.")] = None,
     decimal: Annotated[_Text, _declared("SIGN", "CSV: what stands before decimals, a point or a comma.", ".")] = None,
-    skip_unlabelled: Annotated[
-        bool, flag("--skip-unlabelled", "CSV: leave out rows without a label, do not refuse them.", panel=_OF_OWN)
-    ] = False,
-    image_size: Annotated[
-        _Text, _declared("WxH", "Images: scale and cut each to this size, in colour.", "all must have one size")
-    ] = None,
+    skip_unlabelled: Annotated[bool, flag("--skip-unlabelled", _UNLABELLED, panel=_OF_OWN)] = False,
+    image_size: Annotated[_Text, _declared("WxH", _IMAGES, "all must have one size")] = None,
     grey: Annotated[bool, flag("--grey", "Images: with --image-size, bring each to grey.", panel=_OF_OWN)] = False,
     tokens: Annotated[_Whole, _declared("N", "Texts: how many words of each are used.", "64")] = None,
     test: Annotated[_Text, _declared("FILE", "CSV: a second file, to test with.")] = None,
