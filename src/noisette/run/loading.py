@@ -106,8 +106,10 @@ def records_of(dataset: Any, collate_fn: Collate | None = None, dtype: torch.dty
     if isinstance(dataset, PaddedBuckets):
         padded = dataset.collate if collate_fn is None else EachAlone(dataset, collate_fn)
         return Records(len(dataset), padded, dataset.buckets)
-    if isinstance(dataset, TensorDataset) and collate_fn is None and _gives_rows(type(dataset)):
-        dataset = dataset.tensors
+    if isinstance(dataset, TensorDataset) and collate_fn is None:
+        named = ("__getitem__", "__getitems__", "__len__")
+        if all(getattr(type(dataset), name, None) is getattr(TensorDataset, name, None) for name in named):
+            dataset = dataset.tensors  # no code of its own changes them
     columns = _columns_of(dataset)
     if columns is None:
         _check_records(dataset)
@@ -148,12 +150,6 @@ def each_record(dataset: Any) -> Iterator[Any]:
             yield tree_map(lambda rows: rows[0], records.gather(np.array([index])))
         else:
             yield dataset[index]
-
-
-def _gives_rows(kind: type[Any]) -> bool:
-    """Whether a kind of ``TensorDataset`` gives the rows of its tensors, and no code of its own changes them."""
-    own = "__getitem__", "__getitems__", "__len__"
-    return all(getattr(kind, name, None) is getattr(TensorDataset, name, None) for name in own)
 
 
 def _are_tensors(values: Sequence[Any]) -> bool:

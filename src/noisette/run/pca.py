@@ -179,19 +179,15 @@ def _table(data: Any) -> Any:
             "images.reshape(len(images), -1)"
         )
     if data.is_complex() if isinstance(data, Tensor) else data.dtype.kind not in "biuf":
-        raise ValueError(f"expected rows of real numbers, got {_kind(data)}; encode other columns as numbers first")
+        # The dtype itself contains the length of the longest entry of texts.
+        kinds = {"U": "text", "S": "text", "O": "objects", "c": "complex numbers"}
+        kind = str(data.dtype) if isinstance(data, Tensor) else kinds.get(data.dtype.kind, "another kind")
+        raise ValueError(f"expected rows of real numbers, got {kind}; encode other columns as numbers first")
     if isinstance(data, Tensor):
         if data.layout != torch.strided:
             raise ValueError(f"expected a dense tensor, got {data.layout}; give sparse rows as a scipy sparse matrix")
         return data.detach()
     return data.tocsr() if sparse.issparse(data) else data
-
-
-def _kind(data: Any) -> str:
-    """What a table holds instead of numbers; not its dtype, which for text contains the length of the longest entry."""
-    if isinstance(data, Tensor):
-        return str(data.dtype)
-    return {"U": "text", "S": "text", "O": "objects", "c": "complex numbers"}.get(data.dtype.kind, "another kind")
 
 
 @_quiet

@@ -109,6 +109,13 @@ class ClassFigures:
         return self.found is not None and self.auc is not None and self.base_rate >= 0.8
 
     @property
+    def headline(self) -> str:
+        """The result in a few words; accuracy says little of two classes of which one is rare."""
+        if self.is_unbalanced:
+            return f"AUC {self.auc:.3f} at a base rate of {percent(self.base_rate)}"
+        return f"{percent(self.accuracy)} test accuracy"
+
+    @property
     def problem(self) -> str:
         """In what the model is worse than a constant; "" where it is not."""
         loss = math.inf if self.log_loss is None else self.log_loss
@@ -147,6 +154,10 @@ class NumberFigures:
     base_rmse: float  # of the best constant, the mean of the test examples
     base_mae: float  # of the best constant, their median
     unit: str
+
+    @property
+    def headline(self) -> str:
+        return f"Test error (RMSE) of {self.rmse:.4g} {self.unit}".rstrip()
 
     @property
     def problem(self) -> str:

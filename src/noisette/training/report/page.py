@@ -16,17 +16,7 @@ from noisette.accounting.filters import RenyiOdometer
 from noisette.accounting.interface import TradeOff
 from noisette.accounting.registry import ACCOUNTANTS
 from noisette.training.report import statement as words
-from noisette.training.report.facts import (
-    ClassFigures,
-    Facts,
-    NumberFigures,
-    RunFacts,
-    epsilon_after,
-    facts_of_run,
-    percent,
-    power_of_ten,
-    upward,
-)
+from noisette.training.report.facts import Facts, NumberFigures, epsilon_after, facts_of_run, power_of_ten, upward
 from noisette.training.report.facts import upward_percent as most
 from noisette.training.report.figures import Panel, as_svg, course_of_run, templates
 from noisette.training.run_folder import sealed
@@ -77,10 +67,10 @@ def documents(facts: Facts, model: nn.Module) -> dict[str, bytes]:
 
 def page(facts: Facts) -> str:
     """The report as HTML without scripts. It loads nothing, so nobody learns that it is read."""
-    table = facts.test.confusion if isinstance(facts.test, ClassFigures) else ()
+    table = () if facts.test is None or isinstance(facts.test, NumberFigures) else facts.test.confusion
     return _PAGES.get_template("page.html").render(
         facts=facts,
-        headline=_headline(facts),
+        headline=facts.test.headline if facts.test else "A model",
         problem=facts.test.problem if facts.test else "",
         settings=words.settings(facts),
         course=[(Markup(as_svg(panel)), caption) for panel, caption in course_of_run(facts)] if facts.private else [],
@@ -180,17 +170,7 @@ def own_page(run: PrivateRun, delta: float) -> str:
     )
 
 
-def _headline(facts: Facts) -> str:
-    """The test result in a few words; accuracy says little of two classes of which one is rare."""
-    test = facts.test
-    if isinstance(test, NumberFigures):
-        return f"Test error (RMSE) of {test.rmse:.4g} {test.unit}".rstrip()
-    if test is not None and test.is_unbalanced:
-        return f"AUC {test.auc:.3f} at a base rate of {percent(test.base_rate)}"
-    return "A model" if test is None else f"{percent(test.accuracy)} test accuracy"
-
-
-def _attack(facts: RunFacts, accountant: Accountant) -> str:
+def _attack(facts: words.AnyRun, accountant: Accountant) -> str:
     """What is left to attacks, for readers who know no epsilon, from the releases and the accountant of epsilon."""
     by, unit = accountant if facts.declarations < 2 else RenyiOdometer(), facts.unit
     attack = TradeOff(by.compose(facts.events))
