@@ -38,12 +38,11 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+_VERSION = typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+
+
 @app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
-    ] = False,
-) -> None:
+def _options(version: Annotated[bool, _VERSION] = False) -> None:
     """Train PyTorch models with differential privacy.
 
     Start with: noisette train

@@ -209,6 +209,7 @@ def _check_batches(batch: float | None, size: int | None, group_size: int, bands
 
 
 _rounded = partial(rounded_up, digits=4)  # the accuracy of these epsilons
+_USUAL = "up to four, from √size upwards"
 _positive = partial(options.numbers, example="1,2.5,10", above=0)
 
 
@@ -218,9 +219,7 @@ def plan(
     size: Annotated[int, typer.Option(help="Public number of training records. It need not be exact.")],
     epsilon: Annotated[float, options.EPSILON],
     delta: Annotated[float, typer.Option(help="Probability with which epsilon may fail: above 0, below 1 / size.")],
-    batch_sizes: Annotated[
-        str | None, options.option("N,N,..", "Expected batch sizes.", "up to four, from √size upwards")
-    ] = None,
+    batch_sizes: Annotated[str | None, options.option("N,N,..", "Expected batch sizes.", _USUAL)] = None,
     epochs: Annotated[str, options.option("F,F,..", "Passes over the declared size.")] = "10,20,40,80",
     as_json: options.AsJson = False,
 ) -> None:

@@ -77,6 +77,13 @@ def _neighbouring(text: str) -> Neighbouring:
     raise typer.BadParameter(f"{text!r} is not one of record, user, replaced-record, 3-records, 3-users.")
 
 
+_WHOM = (
+    "For whom the amount or the noise is stated: record, user (all records of one person), replaced-record, or a group "
+    "such as 3-records."
+)
+_PER = typer.Option(parser=_neighbouring, metavar="UNIT", help=_WHOM, show_default="record")
+
+
 @ledger.command()
 @plain_errors()
 def charge(
@@ -88,16 +95,7 @@ def charge(
     discrete_gaussian: Annotated[float | None, _stated("NOISE", _DISCRETE)] = None,
     gaussian: Annotated[float | None, _stated("NOISE", _GAUSSIAN)] = None,
     delta: Annotated[float, typer.Option(help="The delta of --epsilon: 0 or more, below 1.")] = 0.0,
-    per: Annotated[
-        Neighbouring | None,
-        typer.Option(
-            parser=_neighbouring,
-            metavar="UNIT",
-            help="For whom the amount or the noise is stated: record, user (all records of one person), "
-            "replaced-record, or a group such as 3-records.",
-            show_default="record",
-        ),
-    ] = None,
+    per: Annotated[Neighbouring | None, _PER] = None,
     tool: Annotated[str, typer.Option(help="What was released and by which tool, for --zcdp and --epsilon.")] = "",
     times: Annotated[int, typer.Option(help="How many such releases: at least 1.")] = 1,
     dataset: Annotated[str | None, typer.Option(help="The name of the data set, for a new ledger.")] = None,

@@ -28,21 +28,20 @@ if TYPE_CHECKING:
 
 _OPEN = "?"  # the kind of a column that is still to be declared, which noisette train refuses
 _Many = list[str] | None
+_HEADER = "Take the names of the columns from this table. No value is used."
+_CATEGORY = "A column of texts and all that are known. Repeat for each."
+_RUN, _ROWS = "The folder of a finished run.", "A table without labels, or a folder of images."
 
 
 @plain_errors()
 def schema(
-    header_of: Annotated[
-        Path, typer.Argument(metavar="FILE", help="Take the names of the columns from this table. No value is used.")
-    ],
+    header_of: Annotated[Path, typer.Argument(metavar="FILE", help=_HEADER)],
     label: Annotated[str, option("COLUMN", "The column of the class or number to predict.")] = "label",
     classes: Annotated[str | None, option("N|A,B,..", "Number of classes, or their names in order.")] = None,
     target: Annotated[str | None, option("LOW,HIGH", "Instead of classes: bounds of the number to predict.")] = None,
     size: Annotated[int | None, option("N", "Public number of records; need not be exact.")] = None,
     number: Annotated[_Many, option("COLUMN=LOW,HIGH", "A column of numbers and its bounds. Repeat for each.")] = None,
-    category: Annotated[
-        _Many, option("COLUMN=A,B,..", "A column of texts and all that are known. Repeat for each.")
-    ] = None,
+    category: Annotated[_Many, option("COLUMN=A,B,..", _CATEGORY)] = None,
     ignore: Annotated[str | None, option("A,B,..", "Columns that are not read.")] = None,
     encoding: Annotated[str | None, option("NAME", "The encoding of the file, such as latin-1.", "utf-8")] = None,
     out: Annotated[Path, option("FILE.toml", "The file to write.")] = Path("schema.toml"),
@@ -116,12 +115,8 @@ def _toml(value: Any) -> str:
 
 @plain_errors()
 def predict(
-    run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="The folder of a finished run.", exists=True, file_okay=False)
-    ],
-    rows: Annotated[
-        Path, typer.Argument(metavar="ROWS", help="A table without labels, or a folder of images.", exists=True)
-    ],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help=_RUN, exists=True, file_okay=False)],
+    rows: Annotated[Path, typer.Argument(metavar="ROWS", help=_ROWS, exists=True)],
     out: Annotated[Path | None, option("FILE.csv", "Write the predictions here.", "standard output")] = None,
     model: RunModel = None,
     text: Annotated[str | None, option("COLUMN", "The column of a text in the rows.", "that of the run")] = None,

@@ -25,7 +25,7 @@ from noisette import data as data_sets
 from noisette import errors as checks
 from noisette.accounting import Ledger, atomic_files
 from noisette.accounting.budget import check_delta
-from noisette.accounting.calibrate import schedule
+from noisette.accounting.calibrate import check_ranges, schedule
 from noisette.accounting.registry import described
 from noisette.cli import options
 from noisette.cli.options import INTERRUPTED, TERMINATED, DataDir, FactsAsJson, flag, option, plain_errors
@@ -525,6 +525,7 @@ _SCORED = (
     "On what runs are compared. public-set: on the test examples of the recipe, which you state are public. held-out: "
     "on records that are not trained on, with noise."
 )
+_RUNS = "Number of runs on average, at least 1. The number itself is random and secret."
 _SHAPE = "Shape of the distribution of that number: 0 logarithmic, 1 geometric, inf Poisson."
 _NOISE = "held-out: standard deviation of the noise on the number of right answers."
 _SHARED = option("F", "held-out: the share of the records.", f"{_RECIPES}, or 0.1", "--holdout", "--hold-out")
@@ -541,9 +542,7 @@ def search(
     score_on: Annotated[str, typer.Option(metavar=f"[{'|'.join(_SCORES)}]", help=_SCORED)],
     epsilon: Annotated[_Number, option("F", "Privacy budget of the whole search, above 0.", _RECIPES)] = None,
     delta: Annotated[_Number, option("F", "Probability with which epsilon may fail.", _RECIPES)] = None,
-    runs: Annotated[
-        float, option("MEAN", "Number of runs on average, at least 1. The number itself is random and secret.")
-    ] = 10.0,
+    runs: Annotated[float, option("MEAN", _RUNS)] = 10.0,
     shape: Annotated[_Number, option("F", _SHAPE, "what needs the least noise")] = None,
     holdout: Annotated[_Number, _SHARED] = None,
     score_noise: Annotated[_Number, option("F", _NOISE, "what costs a tenth of epsilon by itself")] = None,
@@ -564,8 +563,7 @@ def search(
     settings = Recipe.read(recipe)
     found: list[SearchSpace] = []
     checks.all_of(
-        lambda: epsilon is None or checks.positive(epsilon=epsilon),
-        lambda: delta is None or checks.open_fraction(delta=delta),
+        lambda: check_ranges(epsilon=epsilon, delta=delta),
         lambda: _check_number(runs, shape),
         lambda: _check_score(score_on, holdout, score_noise),
         lambda: found.append(SearchSpace.read(over, settings)),

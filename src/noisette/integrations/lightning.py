@@ -444,7 +444,7 @@ class LightningRun:
             raise
         self._run, self._saved, self._told, self.boundary = run, None, self._numbers(trainer), boundary
         if boundary is not None:
-            boundary.begin(run)
+            boundary.run = run
             for each in trainer.strategy._lightning_optimizers:
                 each.step = partial(_step, each)
         self._batches = run.batches(to=module.device)

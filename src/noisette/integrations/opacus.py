@@ -120,7 +120,7 @@ class PrivacyEngine:
         except BaseException:
             boundary.close()
             raise
-        boundary.begin(run)
+        boundary.run = run
         named = {"noise_multiplier": run.noise_multiplier, "max_grad_norm": max_grad_norm}
         vars(optimizer).update(named, expected_batch_size=batch_size)
         model, loader = PrivateModule(run.bound.model, boundary), PoissonLoader(run, optimizer, boundary, data_loader)

@@ -24,7 +24,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from noisette import errors as checks
 from noisette.accounting import Ledger
-from noisette.accounting.calibrate import SEE_PLAN
+from noisette.accounting.calibrate import SEE_PLAN, check_ranges
 from noisette.data.columns import Columns, Date, Number
 from noisette.data.dataset import refuse
 from noisette.errors import plain
@@ -239,13 +239,10 @@ class PrivateEstimator(BaseEstimator):
         batch_size, knots, hidden = plain(self.batch_size), plain(self.n_knots), plain(self.hidden_layer_sizes)
         hidden = (hidden,) if isinstance(hidden, int) else tuple(map(plain, hidden))
         checks.all_of(
-            lambda: checks.count(size=size),
             lambda: checks.positive(epsilon=self.epsilon),
-            lambda: self.delta is None or checks.open_fraction(delta=self.delta),
+            lambda: check_ranges(size=size, delta=self.delta, epochs=self.epochs, batch_size=batch_size),
             lambda: knots is None or checks.whole(n_knots=knots),
             lambda: checks.count(**{f"hidden_layer_sizes[{k}]": units for k, units in enumerate(hidden)}),
-            lambda: self.epochs is None or checks.positive(epochs=self.epochs),
-            lambda: batch_size is None or checks.count(batch_size=batch_size),
             lambda: self.learning_rate is None or checks.positive(learning_rate=self.learning_rate),
             lambda: self._note_bounds(bounds, X),
         )

@@ -222,8 +222,10 @@ class PaddedBuckets:
 
     def __getitem__(self, index: int) -> Any:
         record, edge = self._records[index], self.edges[self._edge_of[index]]
-        found = self._sequences(index, record)
-        padded = {name: _padded(sequence, edge, fill) for name, (sequence, fill) in found.items()}
+        padded: dict[Name, Tensor] = {}
+        for name, (sequence, fill) in self._sequences(index, record).items():
+            padded[name] = sequence.new_full((edge, *sequence.shape[1:]), fill)
+            padded[name][: len(sequence)] = sequence[:edge]
         if isinstance(record, Mapping):
             return dict(record) | padded
         if isinstance(record, tuple):
@@ -281,9 +283,3 @@ def _sequence(value: Any) -> Tensor:
     if not tensor.dim():
         raise ValueError(f"expected a sequence with its positions on the first axis, got the number {tensor.item()}")
     return tensor
-
-
-def _padded(sequence: Tensor, edge: int, fill: float) -> Tensor:
-    padded = sequence.new_full((edge, *sequence.shape[1:]), fill)
-    padded[: len(sequence)] = sequence[:edge]
-    return padded

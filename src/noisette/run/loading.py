@@ -245,7 +245,6 @@ def _rows(column: Any, at: np.ndarray, cast: torch.dtype | None) -> Tensor:
 
 
 _LARGE = 2**22  # bytes
-
 Parts = Iterator[np.ndarray]  # the indices of one microbatch after another
 
 

@@ -618,9 +618,8 @@ def privatize(
             if noise_multiplier is None:
                 assert epsilon is not None, "checked above"
                 assert delta is not None, "checked above"
-                before = ledger.declarations
+                before, prior = ledger.declarations, ledger.events
                 by = accountant_beside(before, accountant, declaration=declaration, epsilon=epsilon, delta=delta)
-                prior = ledger.events
                 event = least_noisy(
                     possible, epsilon=epsilon, delta=delta, steps=steps, accountant=by, prior_events=prior
                 )

@@ -81,8 +81,7 @@ class CyclicPoissonSampler:
     Each record's group is drawn once, uniformly and independently of all others. A resumed run draws new groups.
 
     Guarantee: a record is in at most one of ``bands`` consecutive batches.
-    Source: Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization", algorithm 2 (sampling); groups drawn
-    at random instead of groups of equal sizes, because those would depend on the number of records.
+    Source: as :class:`CyclicPoisson`, algorithm 2; groups of equal sizes would depend on the number of records.
     """
 
     size: int

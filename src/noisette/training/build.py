@@ -221,7 +221,7 @@ def _loss(recipe: Recipe, data: DataSet) -> LossOfScores:
     """The squared error of a number, or the cross-entropy times the weight of the class over the largest one."""
     weights, names = recipe.training.class_weights, recipe.data.classes
     if data.target is not None:
-        return squared_error
+        return lambda predictions, targets: (predictions.squeeze(1) - targets).square()  # (n, 1) and (n,)
     if weights is None:
         return partial(nn.functional.cross_entropy, reduction="none")
     order = names if isinstance(names, tuple) else tuple(map(str, range(data.classes)))
@@ -240,11 +240,6 @@ def _loss(recipe: Recipe, data: DataSet) -> LossOfScores:
 def relative_weights(weights: Sequence[float]) -> Tensor:
     """Weights beside the largest one: above one a weight would only enlarge gradients that are clipped."""
     return torch.tensor(weights) / max(weights)
-
-
-def squared_error(predictions: Tensor, targets: Tensor) -> Tensor:
-    """The squared error of each example, (n,), from predictions (n, 1) and targets (n,)."""
-    return (predictions.squeeze(1) - targets).square()
 
 
 def _clip(model: nn.Module, recipe: Recipe) -> tuple[PerExampleClip, float | None]:

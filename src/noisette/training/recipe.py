@@ -232,9 +232,7 @@ class TrainingSection:
     batches: Annotated[str, _one_of(BATCHES)] = "poisson"  # how they are drawn
     largest_batch: _Count | None = None  # of truncated batches: the most examples of a batch
     bands: _Count | None = None  # of cyclic batches: the groups, and the steps over which noise is correlated
-    class_weights: Mapping[str, Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]] | None = (
-        None  # by which the loss of each class counts, beside the largest
-    )
+    class_weights: Mapping[str, _Positive] | None = None  # by which the loss of each class counts, beside the largest
 
 
 @dataclass(frozen=True)
