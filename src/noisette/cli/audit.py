@@ -21,12 +21,11 @@ if TYPE_CHECKING:
     from noisette.audit.audited_run import AuditedRun
 
 
-_PLACE = "The folder of a finished run, or a recipe in a TOML file."
-
-
 @plain_errors()
 def audit(
-    place: Annotated[Path, typer.Argument(metavar="RUN_OR_RECIPE", help=_PLACE)],
+    place: Annotated[
+        Path, typer.Argument(metavar="RUN_OR_RECIPE", help="The folder of a finished run, or a recipe in a TOML file.")
+    ],
     *,
     steps: Annotated[int, option("N", "Steps of the step audit; each gives 512 scores.")] = 48,
     pairs: Annotated[int, option("N", "Pairs of batches that differ by a record, on the run's model; 0: none.")] = 30,

@@ -200,7 +200,6 @@ class PrivateHooks(_Module):
             super().print(*args, **kwargs)
 
     # The numbers of steps are no batch that a hook of the user's could change
-
     def _on_before_batch_transfer(self, batch: Any, **where: Any) -> Any:
         return batch if isinstance(batch, Step) else super()._on_before_batch_transfer(batch, **where)
 

@@ -1,7 +1,4 @@
-"""The run folder: written under a temporary name, renamed when complete, reopened, and what it says once the run ended.
-
-``run.json`` holds the facts of a finished run and the digests of its files. Nothing here imports torch.
-"""
+"""The run folder: written under a temporary name, renamed when complete, sealed by digests, reopened. Without torch."""
 
 from __future__ import annotations
 

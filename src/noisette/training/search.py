@@ -40,8 +40,6 @@ PART = "right answers"  # name of the release of a noisy score in the ledger
 _RECORDS = 64  # made up for the rehearsal
 _REHEARSAL_NOISE = 100.0  # any will do: what a run releases depends on its noise in no other way
 
-OnStep = Callable[[int, PrivateRun], None]  # called after each step with the number of the run, from 1 on, and the run
-
 
 @dataclass(frozen=True)
 class PublicScore:
@@ -196,8 +194,7 @@ class Search:
     Guarantee: up to :meth:`run` no record has entered anything but a split by a secret key and fixed features.
 
     Raises:
-        ValueError, TypeError: the recipe cannot be searched, a number is outside its domain, or no noise keeps the
-            budget; several problems of a kind are listed together.
+        ValueError, TypeError: the recipe cannot be searched, a number is out of its domain, or no noise is enough.
         PrivacyError: a run would be refused, or several processes are to make the search.
     """
 
@@ -236,11 +233,12 @@ class Search:
         if public is not None:
             TrainingSetup(extremes[0], self._data, public)  # refuses public examples that are records
 
-    def run(self, ledger: Ledger, on_step: OnStep) -> Found | None:
+    def run(self, ledger: Ledger, on_step: Callable[[int, PrivateRun], None]) -> Found | None:
         """Charge the search, repeat its run, and return the best one; ``None`` if no run was drawn, or all have failed.
 
-        Settings are drawn from random bits of the operating system, which are kept nowhere. What ``on_step`` shows
-        tells about the number of runs: show it to nobody from whom the records are to be protected, write it nowhere.
+        Settings are drawn from random bits of the operating system, which are kept nowhere. ``on_step`` gets the number
+        of the run, from 1 on, and the run. They tell about the number of runs: show them to nobody from whom the
+        records are to be protected, write them nowhere.
 
         Guarantee: that of :func:`noisette.run.repeat_and_select.repeat_and_select`. Nothing is written to disk but the
         line of the ledger.
