@@ -566,6 +566,8 @@ def search(
         lambda: check_ranges(epsilon=epsilon, delta=delta),
         lambda: _check_number(runs, shape),
         lambda: _check_score(score_on, holdout, score_noise),
+        lambda: holdout is None or checks.open_fraction(holdout=holdout),
+        lambda: score_noise is None or checks.positive(score_noise=score_noise),
         lambda: found.append(SearchSpace.read(over, settings)),
         lambda: check_recipe(settings, public=score_on == "public-set"),
     )
@@ -609,10 +611,6 @@ def _check_score(score_on: str, holdout: float | None, score_noise: float | None
     given = {"--holdout": holdout, "--score-noise": score_noise}
     if score_on == "public-set" and (idle := [name for name, value in given.items() if value is not None]):
         raise ValueError(f"{' and '.join(idle)} can go with --score-on held-out alone; leave out, or change it")
-    checks.all_of(
-        lambda: holdout is None or checks.open_fraction(holdout=holdout),
-        lambda: score_noise is None or checks.positive(score_noise=score_noise),
-    )
 
 
 def _make(search: Search, folder: RunFolder) -> Facts:

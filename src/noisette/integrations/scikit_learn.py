@@ -45,8 +45,6 @@ _WAYS_OUT = {
     "classes": "classes=[...], all labels that are possible",
     "target_bounds": "target_bounds=(low, high): targets outside count as the nearer bound",
 }
-
-
 _FORMS = {  # what scikit-learn says of rows, with their values, and what is said instead
     "could not convert string": "X holds texts, where numbers were expected; declare columns= with their categories, "
     "or encode them with OneHotEncoder(categories=...)",
@@ -54,8 +52,6 @@ _FORMS = {  # what scikit-learn says of rows, with their values, and what is sai
     "Expected 2D array": "Expected 2D array. Reshape your data: X.reshape(-1, 1) if it has one feature, "
     "X.reshape(1, -1) if it is one row",
 }
-
-
 Pair = tuple[Any, Any]
 
 
