@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from noisette.cli.watch import Watch
+from noisette.cli.train import Watch
 from noisette.core.steps import DpSgd
-from noisette.training.evaluation import Point
+from noisette.training.report.facts import Point
 from replay import Course, course, moved
 
 RECORDS = 401

@@ -23,10 +23,10 @@ from typer.testing import CliRunner
 
 import noisette
 from noisette.cli import app
-from noisette.cli.watch import Watch
+from noisette.cli.train import Watch
 from noisette.core.steps import DpSgd
 from noisette.data.files import Source
-from noisette.training.evaluation import Point
+from noisette.training.report.facts import Point
 from replay import SECRET, course
 
 SOURCE = Path(noisette.__file__).parent
@@ -65,7 +65,7 @@ FORBIDDEN = {"system", "popen", "Popen", "extract", "extractall", "unpack_archiv
 BY_NAME = {  # the library itself, a user's model, Lightning under either of its names, packages with a public network
     *("__init__.py", "nn/__init__.py", "nn/models/__init__.py", "nn/models/factory.py", "rules/__init__.py"),
     *("integrations/lightning.py", "nn/models/backbones.py"),
-    "training/finished_run.py",
+    "training/run_folder.py",
 }
 
 

@@ -22,7 +22,7 @@ from noisette.accounting import (
 from noisette.accounting.filters import RenyiOdometer
 from noisette.accounting.registry import ACCOUNTANTS
 from noisette.cli.account import rounded_up
-from noisette.training.finished_run import sealed
+from noisette.training.run_folder import sealed
 
 PROJECTION = Gaussian(7.0, (("principal components", 1.0),))
 FIRST = PoissonGaussian(0.01, 4.0)

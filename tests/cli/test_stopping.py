@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-from noisette.cli.watch import Watch
+from noisette.cli.train import Watch
 
 
 def send(number):

@@ -17,7 +17,7 @@ from PIL import Image
 
 from command_line import facts, words
 from command_line import noisette as run
-from noisette.cli.watch import Watch
+from noisette.cli.train import Watch
 
 ROWS = 400
 SCHEMA = (

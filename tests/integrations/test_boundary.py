@@ -56,7 +56,7 @@ class Private:
         self.clip = PerExampleClip(model, C)
         self.optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         self.boundary = Boundary(self.clip, self.optimizer, mean=mean)
-        self.boundary.begin(cast(Any, Run(self.clip)))
+        self.boundary.run = cast(Any, Run(self.clip))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.boundary.call(*args, **kwargs)

@@ -293,9 +293,9 @@ def test_a_rare_class_is_not_stated_too_rare_where_there_is_signal(fitted: Priva
     ill = rng.uniform(size=8000) < 0.3 * (rows[:, 0] > 0.5)
     model = PrivateClassifier(epsilon=3, size=8000, bounds=(-1, 1), classes=2).fit(rows, ill.astype(int))
     assert model.predict_proba(rows)[:, 1].mean() == pytest.approx(ill.mean(), rel=0.1)
-    assert "clipped to norm 2, the sum" in " ".join(model.privacy_.split())
-    assert f"standard deviation {2 * model.noise_multiplier_:.4g} and" in " ".join(model.privacy_.split())
-    assert "clipped to norm 1, the sum" in " ".join(fitted.privacy_.split())
+    assert "a Euclidean norm of at most 2, so" in " ".join(model.privacy_.split())
+    assert f"standard deviation {model.noise_multiplier_:.6g} times 2 (" in " ".join(model.privacy_.split())
+    assert "a Euclidean norm of at most 1, so" in " ".join(fitted.privacy_.split())
 
 
 def test_declared_weights_of_classes_move_the_border() -> None:

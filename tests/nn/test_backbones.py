@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from noisette.cli import app
 from noisette.nn.models.backbones import PACKAGES, folder_of
 from noisette.nn.models.factory import ImageFeatures, fixed_features
-from noisette.training.evaluation import cached_features
+from noisette.training.build import cached_features
 from noisette.training.saved_model import SavedModel
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")

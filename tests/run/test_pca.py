@@ -200,7 +200,7 @@ def test_the_ledger_is_written_before_the_noise_is_drawn(tmp_path: Path, monkeyp
         assert Ledger.read(path).events == {Gaussian(4.0, COST): 1}
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pca, "_noised", draw)
+    monkeypatch.setattr(pca, "noised", draw)
     with pytest.raises(KeyboardInterrupt):
         PrivatePCA(2, noise_multiplier=4.0, ledger=Ledger(path)).fit(many_rows())
     assert Ledger.read(path).events == {Gaussian(4.0, COST): 1}

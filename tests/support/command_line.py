@@ -14,10 +14,10 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from noisette.cli import app
-from noisette.cli.watch import Watch
+from noisette.cli.train import Watch
 from noisette.run.private import PrivateRun
-from noisette.training.evaluation import Point
-from noisette.training.finished_run import sealed
+from noisette.training.report.facts import Point
+from noisette.training.run_folder import sealed
 
 FILES = {"ledger.jsonl", "model.safetensors", "privacy.txt", "report.html", "run.json"}
 

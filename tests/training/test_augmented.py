@@ -14,8 +14,7 @@ from cut_runs import cut_short, pass_by
 from noisette.data import DataSet, Split, load
 from noisette.nn import Whitening, models
 from noisette.training.build import TrainingSetup
-from noisette.training.evaluation import Outcome
-from noisette.training.loop import resume, train
+from noisette.training.loop import Outcome, resume, train
 from noisette.training.recipe import (
     AugmentationSection,
     DataSection,
@@ -56,7 +55,7 @@ def test_a_run_with_views_of_its_records_says_so_and_is_resumed(tmp_path: Path) 
 
 
 def test_what_cannot_be_augmented_is_refused(data: DataSet) -> None:
-    with pytest.raises(ValueError, match="features of a fixed part are computed once"):
+    with pytest.raises(ValueError, match="fixed features are computed once"):
         TrainingSetup(of_views("scattering", flip=True), data)
     flat = replace(data, train=replace(data.train, inputs=data.train.inputs.reshape(400, -1)))
     with pytest.raises(ValueError, match="for images of three axes"):

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from noisette.data import load
+from noisette.training.build import WeightAverage
 from noisette.training.defaults import NETWORK_REACH
-from noisette.training.loop import resume, train, with_rate
-from noisette.training.optimizers import WeightAverage, learning_rate
+from noisette.training.loop import learning_rate, resume, train, with_rate
 from noisette.training.recipe import DataSection, ModelSection, PrivacySection, Recipe, TrainingSection
 
 

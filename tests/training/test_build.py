@@ -23,8 +23,7 @@ from noisette.lipschitz.bound import LipschitzBound
 from noisette.nn import models
 from noisette.run.per_example import PerExampleClip
 from noisette.training.build import TrainingSetup
-from noisette.training.evaluation import Outcome
-from noisette.training.loop import resume, train
+from noisette.training.loop import Outcome, resume, train
 from noisette.training.recipe import (
     BATCH_NORMS,
     DataSection,

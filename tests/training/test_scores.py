@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from noisette.data.dataset import Target
-from noisette.training.evaluation import class_figures, number_figures, outputs
+from noisette.training.build import outputs
+from noisette.training.loop import class_figures, number_figures
 
 
 def area(scores: list[float], members: list[bool]) -> float:

@@ -18,10 +18,9 @@ from command_line import noisette
 from cut_runs import cut_short, pass_by
 from noisette.data import DataSet, Split, load
 from noisette.run.private import PrivateRun
-from noisette.training.evaluation import Outcome, Point
-from noisette.training.loop import resume, train
+from noisette.training.loop import Outcome, resume, train
 from noisette.training.recipe import DataSection, ModelSection, PrivacySection, Recipe, TrainingSection
-from noisette.training.report.facts import facts_of
+from noisette.training.report.facts import Point, facts_of
 from noisette.training.saved_model import SavedModel
 
 RECIPE = Recipe(
@@ -58,7 +57,7 @@ def test_a_text_is_learned_through_its_word_vectors() -> None:
     assert outcome.epsilon <= 8
     weights = outcome.model.state_dict()
     np.testing.assert_array_equal(weights["features.weight"], data.vectors)
-    assert outcome.parameters == 2 * (5 * 6 + 1), "no vector is trained"
+    assert facts_of(outcome).parameters == 2 * (5 * 6 + 1), "no vector is trained"
     assert isinstance(outcome.model.features, nn.Embedding)
     assert not outcome.model.features.weight.requires_grad
 

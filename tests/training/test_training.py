@@ -14,8 +14,7 @@ from noisette.core.release import shares_of
 from noisette.data import DataSet, load
 from noisette.errors import PrivacyError
 from noisette.nn import models
-from noisette.training.evaluation import Outcome
-from noisette.training.loop import train, train_without_privacy
+from noisette.training.loop import Outcome, train, train_without_privacy
 from noisette.training.recipe import (
     DataSection,
     ModelSection,

@@ -30,9 +30,9 @@ from noisette.nn.lipschitz import TauCrossEntropy
 from noisette.ranks import Alone
 from noisette.run.per_example import PerExampleClip
 from noisette.training.build import TrainingSetup, principal_components_of, sha256_of_first_weights
-from noisette.training.finished_run import RUN_FILE, FinishedRun
 from noisette.training.loop import start_run
 from noisette.training.recipe import Recipe
+from noisette.training.run_folder import RUN_FILE, FinishedRun
 
 __all__ = ["RunAudit", "audit_run"]
 

@@ -291,6 +291,15 @@ def parts_of(sums: Sequence[BoundedSum]) -> tuple[tuple[str, float], ...]:
     return tuple(parts.items()) if len(parts) > 1 else ()
 
 
+def noised(total: Tensor, noise_multiplier: float, key: SecretKey, name: str) -> Tensor:
+    """The release of one sum whose sensitivity is one, by its name in the ledger, which is charged before."""
+    found = torch.empty_like(total)
+    release = GaussianRelease(key, noise_multiplier, expected_batch_size=1)
+    release([BoundedSum((found,), (total,), bound=1.0, name=name)], {}, step=0)
+    assert found.grad is not None
+    return found.grad
+
+
 def digest_of(sums: Sequence[BoundedSum]) -> float:
     """A number that differs, almost surely, where bounds, shares, names or the kinds of parameters of sums differ."""
     facts = [

@@ -50,21 +50,13 @@ def batches_for(size: int) -> Batches:
 
 
 def delta_for(size: int) -> float:
-    """The delta for this declared number of records: 1e-5, or a tenth of one over the size where that is smaller.
-
-    >>> delta_for(1_000), delta_for(1_000_000)
-    (1e-05, 1e-07)
-    """
+    """The delta for this declared number of records: 1e-5, or a tenth of one over the size where that is smaller."""
     checks.count(size=size)
     return min(1e-5, 1 / (10 * size))
 
 
 def knots_for(features: int, size: int) -> int:
-    """Fixed triangles for each number of a row: 8, or fewer where records are few for the weights, down to none.
-
-    >>> knots_for(features=10, size=10_000), knots_for(features=64, size=1_500)
-    (8, 0)
-    """
+    """Fixed triangles for each number of a row: 8, or fewer where records are few for the weights, down to none."""
     checks.count(features=features, size=size)
     return min(MOST_KNOTS, max(0, size // (RECORDS_PER_WEIGHT * features) - 1))
 
@@ -88,8 +80,6 @@ def learning_rate_for(
     momentum, and ``curvature`` the largest second derivative of the loss, where it is known: at twice the rate that it
     permits, steps would not settle even without noise.
 
-    Raises:
-        TypeError, ValueError: a number is not above zero.
     Source: Nemirovski et al. 2009, "Robust stochastic approximation", section 2.2; Bassily et al. 2014, theorem 2.4.
 
     >>> round(learning_rate_for(dimensions=1000, noise_multiplier=2.0, expected_batch_size=1000, steps=500), 2)

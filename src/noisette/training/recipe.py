@@ -27,37 +27,35 @@ from noisette.nn.models.backbones import folder_of
 from noisette.training.defaults import TABLE, TABLE_NORM, batches_for, delta_for
 
 
-def _at(place: str) -> Callable[[], Any]:
-    """Imports what stands at a place when it is called, so that a table can be read without torch."""
-    return partial(pkgutil.resolve_name, place)
+def _entry(place: str, description: str) -> Entry:
+    """What stands at a place, which is imported when it is used, so that a table can be read without torch."""
+    return Entry(partial(pkgutil.resolve_name, place), description)
 
 
 # What replaces batch norm: from public examples, and others.
 _FROM_PUBLIC: Mapping[str, Entry] = {
-    "public": Entry(_at("noisette.nn:PublicBatchNorm"), "statistics of public examples"),
-    "per-example": Entry(
-        _at("noisette.nn:PerExampleBatchNorm"), "statistics of one example and the public ones, in closed form"
+    "public": _entry("noisette.nn:PublicBatchNorm", "statistics of public examples"),
+    "per-example": _entry(
+        "noisette.nn:PerExampleBatchNorm", "statistics of one example and the public ones, in closed form"
     ),
-    "frozen": Entry(_at("noisette.nn:FrozenBatchNorm"), "fixed statistics of public data"),
+    "frozen": _entry("noisette.nn:FrozenBatchNorm", "fixed statistics of public data"),
 }
 NEED_PUBLIC = tuple(_FROM_PUBLIC)
-BATCH_NORMS: Mapping[str, Entry] = {**_FROM_PUBLIC, "group": Entry(_at("torch.nn:GroupNorm"), "group norm")}
+BATCH_NORMS: Mapping[str, Entry] = {**_FROM_PUBLIC, "group": _entry("torch.nn:GroupNorm", "group norm")}
 
 BATCHES: Mapping[str, Entry] = {
-    "poisson": Entry(_at("noisette.run.sampling:Poisson"), "each example by itself, at the lowest cost"),
-    "truncated": Entry(_at("noisette.run.sampling:TruncatedPoisson"), "the same, but at most --largest-batch examples"),
-    "balls-in-bins": Entry(_at("noisette.run.sampling:BallsInBins"), "each example once in a pass"),
-    "cyclic": Entry(
-        _at("noisette.run.sampling:CyclicPoisson"), "of --bands groups in turn, and noise that later steps take back"
-    ),
+    "poisson": _entry("noisette:Poisson", "each example by itself, at the lowest cost"),
+    "truncated": _entry("noisette:TruncatedPoisson", "the same, but at most --largest-batch examples"),
+    "balls-in-bins": _entry("noisette:BallsInBins", "each example once in a pass"),
+    "cyclic": _entry("noisette:CyclicPoisson", "of --bands groups in turn, and noise that later steps take back"),
 }
 
 # Whether a step is captured and compiled, with the value of ``capture`` that it stands for.
 COMPILE: Mapping[str, Literal["auto", "compiled", "eager"]] = {"auto": "auto", "yes": "compiled", "no": "eager"}
 
 OPTIMIZERS: Mapping[str, Entry] = {
-    "sgd": Entry(_at("torch.optim:SGD"), "stochastic gradient descent, with momentum"),
-    "adam": Entry(_at("torch.optim:Adam"), "steps scaled by running means of the noised gradients"),
+    "sgd": _entry("torch.optim:SGD", "stochastic gradient descent, with momentum"),
+    "adam": _entry("torch.optim:Adam", "steps scaled by running means of the noised gradients"),
 }
 
 
@@ -234,9 +232,7 @@ class TrainingSection:
     batches: Annotated[str, _one_of(BATCHES)] = "poisson"  # how they are drawn
     largest_batch: _Count | None = None  # of truncated batches: the most examples of a batch
     bands: _Count | None = None  # of cyclic batches: the groups, and the steps over which noise is correlated
-    class_weights: Mapping[str, Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]] | None = (
-        None  # by which the loss of each class counts, beside the largest
-    )
+    class_weights: Mapping[str, _Positive] | None = None  # by which the loss of each class counts, beside the largest
 
 
 @dataclass(frozen=True)
@@ -339,10 +335,7 @@ class Recipe:
 
     @classmethod
     def read(cls, path: Path, data: Mapping[str, Any] | None = None) -> Self:
-        """The recipe in a TOML file, with these fields of its table ``data`` instead of its own.
-
-        Fields that it leaves out keep their defaults, and a model suits the data. Raises what :meth:`of` raises.
-        """
+        """The recipe in a TOML file, with these fields of its table ``data`` and a suitable model; as :meth:`of`."""
         tables = _toml(path)
         own = tables.get("data")
         is_schema = bool(tables) and tables.keys() <= get_type_hints(DataSection).keys()
@@ -459,8 +452,7 @@ def default_recipe(
     """
     section = DataSection(**data)
     name = model or ("linear" if backbone else suited_model(section))
-    known = None if backbone else _KNOWN_TO_WORK.get(section.name)
-    privacy, training = known or _suited(section, name)
+    privacy, training = (None if backbone else _KNOWN_TO_WORK.get(section.name)) or _suited(section, name)
     if model is not None and Path(model).is_dir():
         training = replace(_PRETRAINED, batch_size=training.batch_size)
     if optimizer in OPTIMIZERS and optimizer != training.optimizer:
@@ -489,12 +481,7 @@ def _suited(data: DataSection, model: str) -> tuple[PrivacySection, TrainingSect
 
 
 def check_names(recipe: Recipe) -> None:
-    """Check what a recipe names and declares, as far as it takes neither torch nor reading a record.
-
-    Raises:
-        ValueError: there is no such model.
-        DataError: there is no such data set, or the declaration contradicts itself.
-    """
+    """Check what a recipe names and declares, a model and data, as far as it takes neither torch nor a record."""
     for name in (recipe.data.name, recipe.public.data):
         if name is not None and name not in data_sets.names() and not Path(name).exists():
             data_sets.load(name)  # says which there are
@@ -529,14 +516,10 @@ def declaration_of(recipe: Recipe) -> Declaration:
 
 def check_plain(recipe: Recipe) -> None:
     """Check that a recipe can be trained without privacy: on Poisson batches of records, as they are."""
-    if (
-        recipe.training.batches != "poisson"
-        or recipe.lipschitz.used
-        or recipe.projection.components
-        or recipe.data.users
-    ):
-        others = "leave out batches, lipschitz, projection and users"
-        raise ValueError(f"without privacy batches are Poisson batches of records, as they are; {others}")
+    others = recipe.lipschitz.used, recipe.projection.components, recipe.data.users
+    if recipe.training.batches != "poisson" or any(others):
+        way_out = "leave out batches, lipschitz, projection and users"
+        raise ValueError(f"without privacy batches are Poisson batches of records, as they are; {way_out}")
 
 
 def load_public(recipe: Recipe, data_dir: Path | None) -> DataSet | None:

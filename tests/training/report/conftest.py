@@ -4,9 +4,8 @@ import pytest
 
 from noisette.accounting import PldAccountant, PoissonGaussian
 from noisette.accounting.events import facts_of
-from noisette.training.evaluation import Point
 from noisette.training.recipe import DataSection, ModelSection, PrivacySection, Recipe, TrainingSection
-from noisette.training.report.facts import ClassFigures, Facts
+from noisette.training.report.facts import ClassFigures, Facts, Point
 
 EVENT = PoissonGaussian(sampling_rate=0.15, noise_multiplier=3.2)
 DELTA = 1e-4

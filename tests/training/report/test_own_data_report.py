@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from finished_runs import with_recipe
-from noisette.training.evaluation import ClassFigures, NumberFigures, Point
-from noisette.training.report.facts import Facts
+from noisette.training.report.facts import ClassFigures, Facts, NumberFigures, Point
 from noisette.training.report.page import page
 from noisette.training.report.statement import as_text, statement
 
