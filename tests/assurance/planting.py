@@ -162,7 +162,6 @@ class Mutant:
         return cls(name, harm, tuple(changes), tests, seen_as, on_ranks)
 
     def patch(self, patch: pytest.MonkeyPatch) -> None:
-        """Plant the fault."""
         if self.on_ranks:
             patch.setattr(process_group, "PLANTED", self.changes)
             return
@@ -188,7 +187,6 @@ def _whole_names(tests: Sequence[str]) -> tuple[str, ...]:
 
 
 def _read(table: str) -> list[tuple[str, dict[str, Any]]]:
-    """The names and entries of a table."""
     text = (TESTS / "assurance" / "planted" / f"{table}.toml").read_text(encoding="utf-8")
     return list(tomllib.loads(text).items())
 

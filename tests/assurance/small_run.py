@@ -7,8 +7,6 @@ until KILLS processes were killed. Each call of the mechanism adds a byte to a f
 so that the number of calls is known from outside; the file "ended" holds the exit code of each process.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import random

@@ -1,7 +1,5 @@
 """Limits that no statistical test can detect have the documented values."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

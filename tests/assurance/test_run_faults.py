@@ -1,7 +1,5 @@
 """What goes wrong around a run: disks, files, clocks, other processes. It is refused or borne, and nothing is free."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil
@@ -22,7 +20,6 @@ from small_run import NUMBERS, STEPS, begin, go_on, parts, take_steps
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The steps that the mechanism was called for."""
     steps: list[int] = []
     whole = GaussianRelease.__call__
 
@@ -63,7 +60,6 @@ def abandon(run: PrivateRun) -> None:
 def test_a_disk_that_fails_at_any_call_leaves_what_is_paid_for_and_can_be_gone_on_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: list[int], name: str, after: bool, stride: int
 ) -> None:
-    """At every ninth call, before its work or after it, or at fewer of them."""
     for at in count(0, stride):
         folder = tmp_path / str(at)
         folder.mkdir()

@@ -1,7 +1,5 @@
 """Runs whose processes are killed at random moments spend no more than planned; the ledger records every step."""
 
-from __future__ import annotations
-
 import runpy
 import subprocess
 import sys

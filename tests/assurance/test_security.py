@@ -1,7 +1,5 @@
 """Files that are read run no code, files that are written hold no secret, and imports use no network."""
 
-from __future__ import annotations
-
 import ast
 import base64
 import importlib
@@ -40,7 +38,6 @@ def run(*options: object) -> Result:
 
 
 def put_off(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SIGTERM after this step."""
     shown = Watch.on_step
 
     def on_step(watch: Watch, run: DpSgd, point: Point) -> None:
@@ -55,7 +52,6 @@ def put_off(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def calls(tree: ast.AST) -> Iterator[str]:
-    """Dotted names of everything that is called."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             yield ast.unparse(node.func)
@@ -82,8 +78,6 @@ def test_nothing_that_is_read_is_run_or_unpacked() -> None:
 
 
 def test_a_whole_run_unpickles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that begins, is interrupted with a checkpoint, and is resumed to its end."""
-
     monkeypatch.chdir(tmp_path)
     (tmp_path / "recipe.toml").write_text(RECIPE)
     assert run(*TRAIN).exit_code == 0, "torch has now imported what it unpickles of its own"
@@ -138,9 +132,7 @@ def test_a_recipe_is_data(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
         ("public.data", "x" * 5000),
     ],
 )
-def test_paths_of_a_recipe_are_read_and_never_written(
-    where: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_paths_of_a_recipe_are_read_and_never_written(where, name, tmp_path, monkeypatch) -> None:
     """Whatever lies there is data of a known format or refused, unquoted; what is written lies under --out."""
     (tmp_path / "below" / "here").mkdir(parents=True)
     (tmp_path / "up.csv").write_text("secret-column\nsecret-value\n")
@@ -174,7 +166,6 @@ def spellings(secret: bytes) -> list[bytes]:
 
 
 def test_no_key_is_written_or_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In no file of a run that is put off and made whole, and on no line that it prints."""
     put_off(2, monkeypatch)
     place = tmp_path / "place"
     place.mkdir()
@@ -187,9 +178,7 @@ def test_no_key_is_written_or_printed(tmp_path: Path, monkeypatch: pytest.Monkey
         assert not any(spelling in content for spelling in spellings(SECRET))
 
 
-def test_what_lies_about_while_a_run_is_unfinished_is_for_its_owner(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_lies_about_while_a_run_is_unfinished_is_for_its_owner(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "recipe.toml").write_text(RECIPE)
     put_off(2, monkeypatch)

@@ -1,7 +1,5 @@
 """One captured step: which graph serves a call, compared with the step itself, timed, and given up where it differs."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -71,7 +69,6 @@ def test_calls_are_compared_at_powers_of_two_and_every_so_many() -> None:
     for k in range(1, 520):
         before = function.calls
         outputs = call(captured, function, X + k)
-        assert outputs is not None
         torch.testing.assert_close(outputs[0], 2 * (X + k).sum(0))
         if function.calls > before:
             compared.append(k)
@@ -89,7 +86,6 @@ def test_a_difference_is_met_at_the_next_comparison_and_gives_the_graph_up(chang
     function.scale = 2.1
     with pytest.warns(CaptureWarning, match=r"differ by 0.05 of their norm"):
         outputs = call(captured, function, X)
-    assert outputs is not None
     torch.testing.assert_close(outputs[0], 2.1 * X.sum(0))  # the step's own
     assert captured.rows_for(3, 1.0) is None
     assert captured.operations == 0
@@ -160,7 +156,6 @@ def test_each_size_goes_to_what_was_quickest_for_it() -> None:
 @pytest.mark.parametrize("capture", ["graph", "compiled"])
 def test_a_graph_that_was_asked_for_is_taken_at_each_size_from_its_second_call_on(capture: str) -> None:
     schedule = schedule_of(capture)
-    assert schedule is not None
     captured = Captured(schedule, {torch.float64})
     assert captured.rows_for(128, 0.0) is None
     captured.add_time(128, 0.001, None)
@@ -226,7 +221,6 @@ def test_a_comparison_draws_what_the_step_alone_would_draw() -> None:
         warnings.simplefilter("error")
         for each in expected:
             outputs = call(captured, drops, X)
-            assert outputs is not None
             torch.testing.assert_close(outputs[0], each)
 
 

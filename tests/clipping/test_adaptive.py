@@ -1,7 +1,5 @@
 """A bound that follows a quantile: by hand, on a toy problem, and as one mechanism with the gradient."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -9,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from engine_check import ENGINES
-from noisette import AdaptiveClip, FlatClipping, Ledger, PerExampleClip, RdpAccountant, privatize
+from noisette import AdaptiveClip, FlatClipping, Ledger, PerExampleClip, RdpAccountant
 from noisette.core.noise import SecretKey
 from noisette.core.release import ROUNDING, GaussianRelease, shares_of
+from small_loop import start, take_steps
 
 every_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: type(e).__name__)
 
@@ -128,23 +127,11 @@ def test_neighbours_differ_by_one_unit_of_noise_at_most(share: float, norm: floa
 def test_count_is_in_the_ledger_and_costs_nothing_more(tmp_path) -> None:
     epsilons = []
     for clipping in (AdaptiveClip(1.0), FlatClipping(1.0)):
-        model, ledger = Line(), Ledger(tmp_path / f"{type(clipping).__name__}.jsonl")
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        with privatize(
-            PerExampleClip(model, clipping=clipping),
-            optimizer,
-            torch.randn(50, 3),
-            sampling_rate=0.1,
-            expected_batch_size=5,
-            steps=4,
-            noise_multiplier=2.0,
-            accountant=RdpAccountant(),
-            ledger=ledger,
-        ) as run:
-            for batch in run.batches():
-                for piece in batch.microbatches(5):
-                    run.accumulate(lambda model, x: model(x), piece)
-                optimizer.step()
+        ledger = Ledger(tmp_path / f"{type(clipping).__name__}.jsonl")
+        declared = {"sampling_rate": 0.1, "expected_batch_size": 5, "steps": 4, "noise_multiplier": 2.0}
+        declared |= {"accountant": RdpAccountant(), "ledger": ledger}
+        with start(Line(), torch.randn(50, 3), clip={"clipping": clipping}, **declared) as run:
+            take_steps(run, lambda model, x: model(x))
             epsilons.append(run.epsilon(delta=1e-3))
     [(event, times)] = Ledger.read(tmp_path / "AdaptiveClip.jsonl").events.items()
     assert times == 4

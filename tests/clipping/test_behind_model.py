@@ -1,7 +1,5 @@
 """Losses that cannot be vectorised behind models that can: the model is computed at once, what follows one by one."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """A warm microbatch reads nothing from the device and copies nothing to it, where that would make a GPU wait."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 
@@ -18,14 +16,8 @@ from noisette.core.clip import Engine
 from noisette.run.per_example import PerExampleClip
 
 READS = {
-    "_local_scalar_dense",
-    "is_nonzero",
-    "equal",
-    "nonzero",
-    "masked_select",
-    "_unique2",
-    "unique_dim",
-    "lift_fresh",
+    *("_local_scalar_dense", "is_nonzero", "equal", "nonzero"),
+    *("masked_select", "_unique2", "unique_dim", "lift_fresh"),
 }
 
 

@@ -1,7 +1,5 @@
 """Branches on values: taken for all examples at once where they agree, apart where not, by shared random numbers."""
 
-from __future__ import annotations
-
 import random
 import warnings
 from collections.abc import Callable, Sequence
@@ -215,8 +213,6 @@ def test_layers_are_dropped_as_often_as_they_should_be() -> None:
 
 
 def test_what_decides_no_branch_is_drawn_for_each_example() -> None:
-    """A time that multiplies, beside a condition that is dropped, as in a diffusion model."""
-
     def forward(m: Forward, x: Tensor) -> Tensor:
         t = torch.rand([], dtype=x.dtype)
         if torch.rand([]) < 0.5:

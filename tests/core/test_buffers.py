@@ -66,7 +66,6 @@ def squares(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def by_fresh_models(write: Callable[[Model, Tensor], None]) -> Tensor:
-    """The clipped sum, each example by a model that has seen no other one."""
     total = torch.zeros(())
     for row in X.split(1):
         model = Model(write)

@@ -1,7 +1,5 @@
 """Gaps between records: exactly geometric, decided by as many bits as it takes, and the same however they are drawn."""
 
-from __future__ import annotations
-
 import math
 
 import mpmath
@@ -45,7 +43,6 @@ def first_gap(word: int, rate: float, further: int = 2**63) -> tuple[int, Words]
 
 
 def gap_of(numerator: int, bits: int, rate: float) -> int:
-    """The gap of the number numerator / 2^bits, by mpmath at 1200 digits."""
     with mpmath.workdps(1200):
         number = mpmath.mpf(numerator) / mpmath.mpf(2) ** bits
         return int(mpmath.floor(mpmath.log(number) / mpmath.log(1 - mpmath.mpf(rate)))) + 1
@@ -87,7 +84,6 @@ def test_the_smallest_word_has_no_largest_gap() -> None:
 
 
 def counts(sampler: PoissonSampler, steps: int) -> tuple[np.ndarray, np.ndarray]:
-    """How often each record, and each pair of neighbours, was in a batch."""
     single, pairs = np.zeros(sampler.size), np.zeros(sampler.size - 1)
     for step in range(steps):
         here = np.zeros(sampler.size)

@@ -1,7 +1,5 @@
 """What trains everywhere else trains here, exactly and for all examples at once."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +24,6 @@ def squares(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def summed(form: Form, x: Tensor, **modules: nn.Module) -> Tensor:
-    """The clipped sum, which has to be that of single examples."""
     torch.manual_seed(0)
     model = Forward(form, f=nn.Linear(4, 4), **modules).double()
     truth = example_gradients(model, squares, (x,)).clipped(0.5).vector
@@ -58,8 +55,6 @@ class Reversal(Function):
 
 
 class Doublings(Function):
-    """Applies itself in its forward pass."""
-
     @staticmethod
     def forward(ctx: Any, x: Tensor, times: int) -> Tensor:
         ctx.times = times

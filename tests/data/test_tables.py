@@ -1,7 +1,5 @@
 """Tables of the user's own: values as declared, problems by row and column, and nothing inferred from the rows."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import sys
@@ -63,7 +61,6 @@ def test_a_test_split_in_another_order_of_columns(tmp_path: Path) -> None:
     assert "later.csv cannot be read: No such file" in refusal(train, declared)
     written(tmp_path, "label,b,a\n1,20,10\n", "later.csv")
     found = load(train, declaration=declared)
-    assert found.test is not None
     assert (found.test.inputs.tolist(), found.test.targets.tolist()) == ([[10, 20]], [1])
     written(tmp_path, "a,c,label\n1,2,0\n", "later.csv")
     assert "later.csv must have the columns of people.csv" in refusal(train, declared)

@@ -4,8 +4,6 @@ In a process with ``PRETEND_DEVICE`` in its environment many of them also run on
 refuse. It needs a process of its own, since torch counts devices in the first backward pass.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """What a GPU would refuse is refused without one: the tests of this folder on a device that only pretends to be one."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Whole runs: memory that runs out, checkpoints that move to the processor, and nothing that waits for the device."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The boundary at a model's outputs: sums of clipped gradients as by a loop over single records with plain autograd."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -79,7 +77,6 @@ def by_boundary(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, *, mean: boo
 
 
 def alone(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> list[Tensor]:
-    """The same by plain autograd, one record after the other."""
     return list(clipped_sum(model, loss, (x, y), C).sums.values())
 
 
@@ -89,8 +86,6 @@ def distance(one: list[Tensor], other: list[Tensor]) -> float:
 
 
 class Tied(nn.Module):
-    """A language model whose embedding is its output layer as well."""
-
     def __init__(self) -> None:
         super().__init__()
         self.embedding, self.hidden = nn.Embedding(20, 8), nn.Linear(8, 8)
@@ -188,8 +183,6 @@ def test_a_batch_in_pieces() -> None:
 
 
 class Branches(nn.Module):
-    """Takes another layer where the first number of a record is positive."""
-
     def __init__(self) -> None:
         super().__init__()
         self.one, self.other = nn.Linear(12, 3), nn.Linear(12, 3)
@@ -204,7 +197,6 @@ def test_what_cannot_be_vectorised_or_recorded_is_computed_one_by_one() -> None:
     model, x, y = Branches(), torch.randn(9, 12), torch.randint(0, 3, (9,))
 
     def anew(model: Any, x: Tensor, y: Tensor) -> Tensor:
-        """What a call writes into a buffer is dropped."""
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
         return of_two_calls(lambda rows: functional_call(model, copy.deepcopy(buffers), (rows,)), x, y)
 

@@ -1,7 +1,5 @@
 """Lipschitz layers and losses: formulas, bounds by hand and against ascent, and refusals."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -341,7 +339,6 @@ def some(outputs: int, count: int = 64, scale: float = 2.0) -> tuple[Tensor, Ten
 
 
 def gradients(loss: nn.Module, scores: Tensor, targets: Tensor, *, again: bool = False) -> Tensor:
-    """One row per example."""
     scores = scores if scores.requires_grad else scores.clone().requires_grad_()
     [rows] = torch.autograd.grad(loss(scores, targets).sum(), [scores], create_graph=again)
     return rows
@@ -377,9 +374,7 @@ def test_a_loss_follows_its_formula(loss: nn.Module, outputs: int, formula: Call
 
 
 @every_case
-def test_ascent_reaches_the_constant_and_never_exceeds_it(
-    loss: nn.Module, outputs: int, formula: Callable, constant: float
-) -> None:
+def test_ascent_reaches_the_constant_and_never_exceeds_it(loss, outputs, formula, constant) -> None:
     assert loss.lipschitz() == pytest.approx(constant, rel=1e-8)
     found = max(steepest(loss, *some(outputs, scale=scale)) for scale in (0.05, 2.0, 200.0))
     assert found <= loss.lipschitz() * (1 + 1e-12)

@@ -1,7 +1,5 @@
 """Norms in the place of batch norm against autograd by hand, and how they get there."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 from collections.abc import Callable
@@ -21,6 +19,7 @@ from noisette.core.clip import Engine
 from noisette.nn import FrozenBatchNorm, PerExampleBatchNorm, PublicBatchNorm, convert_batch_norm
 from noisette.run.explain import sum_of_outputs
 from norm_models import NETWORKS, Residual, losses, network
+from small_loop import clipped_by
 
 every_network = pytest.mark.parametrize("name", NETWORKS)
 every_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: type(engine).__name__)
@@ -62,12 +61,8 @@ class ByHand:
 
     def gradients(self, x: Tensor) -> Tensor:
         """The gradient of each example, (b, parameters)."""
-        rows = [
-            torch.autograd.grad(
-                losses(self.model, x[i : i + 1]).sum(), list(self.model.parameters()), retain_graph=True
-            )
-            for i in range(len(x))
-        ]
+        params = list(self.model.parameters())
+        rows = [torch.autograd.grad(losses(self.model, row).sum(), params, retain_graph=True) for row in x.split(1)]
         return torch.stack([torch.cat([g.flatten() for g in row]) for row in rows])
 
 
@@ -76,13 +71,7 @@ def clipped(gradients: Tensor, bound: float) -> Tensor:
 
 
 def found(model: nn.Module, x: Tensor, bound: float, engine: Engine) -> Tensor:
-    clip = PerExampleClip(model, bound, engine=engine)
-    try:
-        clip.accumulate(losses, x)
-        [total] = clip.pop_sums()
-    finally:
-        clip.close()
-    return torch.cat([g.flatten() for g in total.grads])
+    return clipped_by(model, bound, losses, (x,), engine=engine)
 
 
 @every_network
@@ -111,7 +100,6 @@ def test_the_gradient_is_orthogonal_to_the_weight_of_each_channel(name: str) -> 
     layers = {layer: norm for norm in model.modules() if isinstance(norm, PublicBatchNorm) for layer in norm._follows}
     assert layers or name.startswith("behind an activation")
     for layer, norm in layers.items():
-        assert norm._variance is not None
         pair = torch.stack([layer.weight, layer.weight.grad])
         weight, gradient = norm._variance.channels.rows(pair)
         assert float((weight * gradient).detach().sum(1).abs().max()) < 1e-10
@@ -255,16 +243,12 @@ def test_all_microbatches_of_a_batch_have_the_statistics_of_its_weights(name: st
             optimizer.step()
             released = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
             torch.testing.assert_close(released * len(x), expected, rtol=1e-6, atol=1e-7)
-    clip = PerExampleClip(model, 0.5, capture=capture)
-    for part in x.split(size):
-        clip.accumulate(losses, part)
-    [total] = clip.pop_sums()
+    total = clipped_by(model, 0.5, losses, *[(part,) for part in x.split(size)], capture=capture)
     expected = clipped(ByHand(_with_batch_norm(model, name), public).gradients(x), 0.5)
-    torch.testing.assert_close(torch.cat([g.flatten() for g in total.grads]), expected, rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(total, expected, rtol=1e-8, atol=1e-9)
 
 
 def _with_batch_norm(model: nn.Module, name: str) -> nn.Module:
-    """The network with batch norm of torch, and these weights."""
     plain, _, _ = network(name)
     plain.load_state_dict(model.state_dict())
     return plain
@@ -460,9 +444,7 @@ TARGETS: list[dict[str, Any]] = [
     [(*added, target) for added, target in zip(ADDING.values(), cycle(TARGETS))],
     ids=ADDING,
 )
-def test_what_adds_something_is_refused_by_name_and_nothing_is_changed(
-    make: Callable[[int], nn.Module], message: str, target: dict[str, Any]
-) -> None:
+def test_what_adds_something_is_refused_by_name_and_nothing_is_changed(make, message, target) -> None:
     model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Sequential(make(4)))
     before = [*model.modules()]
     with pytest.raises(ValueError, match=rf"1 batch norms do more.*\n  2\.0  .*{message}"):
@@ -478,8 +460,6 @@ def test_all_are_listed() -> None:
 
 
 class OtherDefaults(nn.BatchNorm2d):
-    """Only its defaults are others."""
-
     def __init__(self, channels: int) -> None:
         super().__init__(channels, eps=1e-3, momentum=0.01)
         self.label = "norm"

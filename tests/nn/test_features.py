@@ -1,9 +1,8 @@
 """Fixed features of images and texts against their definitions, and several views of a record: clipped once."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
+from itertools import product
 
 import numpy as np
 import pytest
@@ -347,11 +346,8 @@ def test_random_views_are_the_mirrored_and_shifted_images() -> None:
     found = MirrorAndShift(flip=True, shift=1)(image.expand(400, 1, 4, 5))
     padded = F.pad(image, (1, 1, 1, 1), mode="replicate")
     offered = [
-        view
-        for plain in (padded, padded.flip(-1))
-        for down in range(3)
-        for right in range(3)
-        for view in [plain[0, :, down : down + 4, right : right + 5]]
+        plain[0, :, down : down + 4, right : right + 5]
+        for plain, down, right in product((padded, padded.flip(-1)), range(3), range(3))
     ]
     counts = torch.stack([(found == view).flatten(1).all(1) for view in offered]).sum(1)
     assert counts.sum() == 400

@@ -1,7 +1,5 @@
 """Noise is compiled where that saves more than it costs, or where it was asked for, and never without a compiler."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A run of a model whose parameters are sharded: the batches, sums, noise and costs of a single process."""
 
-from __future__ import annotations
-
 import itertools
 from functools import partial
 from pathlib import Path
@@ -16,7 +14,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolic
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn import functional as F
 
-from noisette import CyclicPoisson, Loss, PerExampleClip, Poisson, PrivateRun
+from noisette import CyclicPoisson, PerExampleClip, Poisson, PrivateRun
 from noisette.clipping.engines import BookKeeping
 from noisette.core.clip import ClippedSum
 from noisette.core.trace import ForwardPass
@@ -75,9 +73,7 @@ def sharded(model: Transformer, kind: str) -> nn.Module:
     return model
 
 
-def begin(
-    model: nn.Module, *, rate: float = 0.2, expected: float = 12.0, bands: int | None = None, **more: Any
-) -> PrivateRun:
+def begin(model, *, rate=0.2, expected=12.0, bands=None, **more) -> PrivateRun:
     return start(
         model,
         (texts(),),
@@ -94,9 +90,7 @@ def begin(
     )
 
 
-def take_steps(
-    kind: str = "fsdp", *, dtype: torch.dtype = torch.float64, size: Any = 3, loss: Loss = text_loss, **declared: Any
-) -> Course:
+def take_steps(kind="fsdp", *, dtype=torch.float64, size=3, loss=text_loss, **declared) -> Course:
     torch.manual_seed(2)
     model = sharded(Transformer().to(dtype), kind)
     with begin(model, **declared) as run:
@@ -138,7 +132,6 @@ def restored(folder: Path) -> dict[str, Any]:
 
 
 def refused(what: str) -> None:
-    """Ask for something that a sharded model cannot do."""
     torch.manual_seed(2)
     model = Transformer()
     if what == "mixed precision":
@@ -197,9 +190,7 @@ def test_a_run_is_that_of_one_process(kind: str, size: int, settings: dict[str, 
     [("fsdp", 3, None, torch.float32), ("hsdp", 4, None, torch.float64), ("fsdp", 2, 3, torch.float64)],
     ids=str,
 )
-def test_the_noise_of_shards_is_the_same_bit_for_bit(
-    kind: str, size: int, bands: int | None, dtype: torch.dtype
-) -> None:
+def test_the_noise_of_shards_is_the_same_bit_for_bit(kind, size, bands, dtype) -> None:
     work = partial(take_steps, kind, rate=1e-9, expected=10.0, dtype=dtype, bands=bands)
     truth = alone(work)
     for outcome in on_ranks(size, work, known_key=True):

@@ -4,8 +4,6 @@ Each of them would let one record change the gradients of all others: by padding
 statistics of the batch or mixing.
 """
 
-from __future__ import annotations
-
 from collections import UserDict
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -98,9 +96,7 @@ def released_sum(
     return torch.cat([p.grad.flatten() for p in clip.model.parameters()])
 
 
-def assert_alone(
-    found: Tensor, make: Make, rows: Sequence[tuple[Tensor, int]], *, loss: Callable[..., Tensor] = loss
-) -> None:
+def assert_alone(found, make, rows, *, loss=loss) -> None:
     """Check that this is the sum of the clipped gradients of inputs and labels, each differentiated alone."""
     each = [clipped_sum(make(), loss, (x[None], torch.tensor([y])), C).vector for x, y in rows]
     torch.testing.assert_close(found, torch.stack(each).sum(0), rtol=1e-6, atol=1e-7)

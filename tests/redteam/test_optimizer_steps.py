@@ -4,8 +4,6 @@ An optimizer may call the step of its base class, or that of another optimizer, 
 again. Noise is drawn once for a batch, and nothing but the released gradient reaches an optimizer.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any
@@ -32,8 +30,6 @@ class CallsTwoBases(Outer):
 
 
 class Centred(SGD):
-    """Writes each gradient, in a new tensor or in place, and then steps."""
-
     def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
             for p in group["params"]:
@@ -61,8 +57,6 @@ class Lookahead(Optimizer):
 
 
 class PlainWrapper:
-    """Holds an optimizer and is none itself."""
-
     def __init__(self, inner: Optimizer) -> None:
         self.inner = inner
 

@@ -5,8 +5,6 @@ secret, and the state of its generator afterwards tells nothing of the batch. Tw
 differ by one record, with the same batches but for it and the same released values.
 """
 
-from __future__ import annotations
-
 import copy
 import random
 from collections.abc import Callable, Mapping
@@ -53,16 +51,12 @@ def _known_release(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run_of(model: nn.Module, records: int = SIZE, steps: int = STEPS, data: Any = None) -> noisette.PrivateRun:
-    """A run over all of so many records in each step."""
     clip, accountant = {"max_grad_norm": 1.0, "capture": "eager"}, noisette.RdpAccountant()
     declared = {"sampling_rate": 1.0, "expected_batch_size": 8, "steps": steps, "accountant": accountant}
     return start(model, (X[:records], Y[:records]) if data is None else data, clip=clip, **declared)
 
 
-def train(
-    model: nn.Module, *, records: int = SIZE, size: int = 4, between: Callable[[int], None] = lambda step: None
-) -> nn.Module:
-    """Train in microbatches of this size; ``between`` is called after each step."""
+def train(model, *, records=SIZE, size=4, between=lambda step: None) -> nn.Module:
     with run_of(model, records) as run:
         for step, batch in enumerate(run.batches()):
             for x, y in batch.microbatches(size):
@@ -82,8 +76,6 @@ def published(model: nn.Module) -> dict[str, Any]:
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """The names at which two models differ."""
-
     def same(a: Any, b: Any) -> bool:
         if isinstance(a, Tensor) and isinstance(b, Tensor):
             return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a.nan_to_num(9), b.nan_to_num(9))
@@ -106,8 +98,6 @@ def runs(make: Callable[[], nn.Module]) -> list[dict[str, Any]]:
 
 
 class Writes(nn.Module):
-    """A linear layer that calls ``write(self, x)`` in each forward pass."""
-
     def __init__(self, write: Callable[[Any, Tensor], object] = lambda m, x: None) -> None:
         super().__init__()
         self.layer, self.frozen = nn.Linear(FEATURES, CLASSES), nn.Parameter(torch.ones(FEATURES), requires_grad=False)
@@ -161,7 +151,6 @@ WRITTEN: dict[str, Callable[[Any, Tensor], object]] = {
 
 
 def train_writing(run: noisette.PrivateRun, model: nn.Module, name: str) -> None:
-    """The microbatches of the next batch, with such a write between each two of them."""
     for x, y in next(run.batches()).microbatches(4):
         WRITTEN[name](model, x)
         run.accumulate(cross_entropy, x, y)
@@ -219,8 +208,6 @@ def test_a_run_that_is_closed_within_a_batch_leaves_nothing() -> None:
 
 
 class Renormalised(nn.Module):
-    """Looking a word up writes to the weight."""
-
     def __init__(self, *, trained: bool) -> None:
         super().__init__()
         self.words = nn.Embedding(50, 5, max_norm=0.5)
@@ -321,8 +308,6 @@ def test_harmless_models_are_not_refused(make: Callable[[], nn.Module]) -> None:
 
 
 class Draws(nn.Module):
-    """Calls ``draw(x)`` in each forward pass."""
-
     def __init__(self, draw: Callable[[Tensor], object]) -> None:
         super().__init__()
         self.layer, self.draw = nn.Linear(FEATURES, CLASSES), draw
@@ -401,8 +386,6 @@ def test_a_loop_that_seeds_each_microbatch_has_secret_masks_all_the_same() -> No
 
 
 class Seeding(Dataset[tuple[Tensor, Tensor]]):
-    """Seeds torch for each of its records."""
-
     def __len__(self) -> int:
         return SIZE
 

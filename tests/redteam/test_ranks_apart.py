@@ -1,7 +1,5 @@
 """Ranks that differ, which would move a sum by more than its bound or noise it with another one; and harmless loops."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

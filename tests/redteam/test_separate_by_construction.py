@@ -1,7 +1,5 @@
 """A record moves a sum by the clipping norm at most, whatever loss, model and backward pass do with a batch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -35,7 +33,6 @@ def by_name(*functions: Any) -> pytest.MarkDecorator:
 
 
 def run_of(model: nn.Module, data: Any, *, steps: int = 1, **clip: Any) -> noisette.PrivateRun:
-    """A run over all records in each step, with noise too small to matter and constant weights."""
     model.zero_grad()
     optimizer, clip = SGD(model.parameters(), lr=0.0), {"max_grad_norm": C, **clip}
     declared = {"sampling_rate": 1.0, "expected_batch_size": 1, "steps": steps, "noise_multiplier": 1e-9}
@@ -43,7 +40,6 @@ def run_of(model: nn.Module, data: Any, *, steps: int = 1, **clip: Any) -> noise
 
 
 def released(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, *, microbatch: int = 7) -> Tensor:
-    """The sum that one step of the public loop releases."""
     torch.manual_seed(0)
     with run_of(model, (x, y)) as run:
         [step] = take_steps(run, loss, size=microbatch)
@@ -55,7 +51,6 @@ def gradient(model: nn.Module) -> Tensor:
 
 
 def assert_exact(found: Tensor, model: nn.Module, loss: Loss, *batch: Tensor) -> None:
-    """The sum is that of a loop over single examples."""
     torch.testing.assert_close(found, clipped_sum(model, loss, batch, C).vector, rtol=1e-6, atol=1e-6)
 
 
@@ -167,8 +162,6 @@ def test_a_record_moves_a_coupled_model_by_no_more_than_the_bound(function: Call
 
 
 class Keeps(nn.Module):
-    """A layer, a table, a list that is kept, and a function of them."""
-
     def __init__(self, forward: Callable[[Any, Tensor], Tensor]) -> None:
         super().__init__()
         self.layer, self.table, self.kept, self._forward = nn.Linear(6, 3), nn.Embedding(5, 6), list[Tensor](), forward
@@ -345,8 +338,6 @@ class SignBackward(torch.autograd.Function):
 
 
 class Between(nn.Module):
-    """Two layers; ``between`` acts on the hidden layer, and ``hook`` on its gradient."""
-
     def __init__(self, between: Callable[[Tensor], Tensor] = lambda h: h, hook: Any = None) -> None:
         super().__init__()
         self.first, self.last, self.between, self.hook = nn.Linear(6, 7), nn.Linear(7, 3), between, hook

@@ -1,7 +1,5 @@
 """Random stacks of layers, with random sizes, biases and frozen parameters, against the oracle."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -23,8 +21,6 @@ Layer = Callable[[Draw, Shape], tuple[nn.Module, Shape]]  # the layer, and what 
 
 
 class Positions(nn.Module):
-    """A raw parameter that is added to each example, or multiplied with it."""
-
     def __init__(self, shape: Shape, multiplied: bool) -> None:
         super().__init__()
         self.positions, self.multiplied = nn.Parameter(torch.rand(shape) + 0.5), multiplied
@@ -34,7 +30,6 @@ class Positions(nn.Module):
 
 
 def time_first(layer: nn.Module) -> nn.Module:
-    """The layer gets (time, example, feature)."""
     return Forward(lambda m, x: m.layer(x.transpose(0, 1)).transpose(0, 1), layer=layer)
 
 
@@ -192,24 +187,18 @@ def stacks(draw: Draw, some: Layer) -> Drawn:
     return Drawn(model, example, draw(st.sampled_from([2, 1, 3, 5])))
 
 
-def check_drawn(drawn: Drawn) -> None:
+EVERY_LAYER = list(dict.fromkeys(layer for layers in LAYERS.values() for layer in layers))
+
+
+@pytest.mark.parametrize("layer", EVERY_LAYER, ids=lambda layer: layer.__name__)
+@settings(max_examples=3, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_drawn_stacks_are_exact(layer: Layer, data: st.DataObject) -> None:
+    drawn = data.draw(stacks(layer))
     note(repr(drawn))
     shape = (drawn.b, *drawn.inputs.shape)
     x = torch.randn(shape) if drawn.inputs.is_floating_point() else torch.randint(0, 7, shape)
     # A normalization may cancel the gradient of what precedes it; a gradient of rounding errors alone has no reference.
     assume(float(clipped_sum(drawn.model, squares, (x,), 1.0).norms.min()) > 1e-6)
-    for engine in (BookKeeping(), ReweightGP()):
-        check(Case("drawn", lambda: drawn.model, lambda b: (x,), squares), engine, b=drawn.b, dtype=torch.float64)
-
-
-QUIET = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
-
-
-EVERY_LAYER = list(dict.fromkeys(layer for layers in LAYERS.values() for layer in layers))
-
-
-@pytest.mark.parametrize("layer", EVERY_LAYER, ids=lambda layer: layer.__name__)
-@settings(max_examples=3, deadline=None, derandomize=True, suppress_health_check=QUIET)
-@given(st.data())
-def test_drawn_stacks_are_exact(layer: Layer, data: st.DataObject) -> None:
-    check_drawn(data.draw(stacks(layer)))
+    case = Case("drawn", lambda: drawn.model, lambda b: (x,), squares)
+    check(case, BookKeeping(), ReweightGP(), b=drawn.b, dtype=torch.float64)

@@ -1,7 +1,5 @@
 """Linear layers, products and sums of tensors against autograd, and factors in bfloat16 against double precision."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -155,22 +153,12 @@ def test_positions_that_cancel_leave_nothing_behind() -> None:
     torch.testing.assert_close(found.item(), 2.0**-20 / 3, rtol=0.1, atol=0)
 
 
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)])
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = torch.tanh(layer(x))
-        return x
-
-
 @pytest.mark.parametrize("engine", [BookKeeping(), ReweightGP()], ids=lambda e: type(e).__name__)
 def test_a_pass_in_bfloat16_keeps_its_factors(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sum is that of the same factors in single precision."""
     torch.manual_seed(0)
-    model, x, sums = Model(), torch.randn(7, 5, 6), []
+    layers = [layer for sizes in ((6, 8), (8, 8), (8, 3)) for layer in (nn.Linear(*sizes), nn.Tanh())]
+    model, x, sums = nn.Sequential(*layers), torch.randn(7, 5, 6), []
     made: list[BrainOuter] = []
     norms = BrainOuter.squared_norms
 

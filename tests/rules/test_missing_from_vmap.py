@@ -1,7 +1,5 @@
 """Masks, packed sequences and gradients within a loss: vectorised, and exact against a loop over single examples."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -25,8 +23,6 @@ LABEL_LENGTHS = torch.tensor([2, 1, 3, 1, 2, 2, 2, 1])
 
 
 class Net(nn.Module):
-    """A perceptron of vectors, and recurrent layers of sequences."""
-
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)

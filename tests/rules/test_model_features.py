@@ -1,7 +1,5 @@
 """Features of PyTorch modules: each is exact, or refused with an alternative."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -13,13 +11,15 @@ from torch.nn.utils import parametrizations, parametrize, prune
 from torch.utils.checkpoint import checkpoint
 
 from engine_check import check, measured
-from model_cases import Case, Forward, Inputs, cnn, cross_entropy, floats, ids, labelled, mlp, parameter, squares
+from forward_pass import recorded_losses
+from model_cases import Case, Forward, Inputs, cnn, cross_entropy, floats, ids, labelled, mlp, of, parameter, squares
 from noisette import PerExampleClip, PrivacyError
 from noisette.clipping.engines import BookKeeping, PerExampleLoop, ReweightGP
 from noisette.core.clip import Engine
 from noisette.core.release import ROUNDING
 from oracle import clipped_sum
 
+CAUSAL = torch.ones(4, 4).triu(1).bool()
 WITH_RULES = [BookKeeping(), ReweightGP()]
 every_engine = pytest.mark.parametrize("engine", [*WITH_RULES, PerExampleLoop()], ids=lambda e: type(e).__name__)
 
@@ -40,13 +40,8 @@ def frozen(*kinds: type[nn.Module] | str) -> Callable[[], nn.Module]:
 
 
 def shared_across() -> nn.Module:
-    """Three modules of different kinds hold one parameter."""
-    model = Forward(
-        lambda m, x: F.linear(m.second(torch.tanh(m.first(m.words(x)))), m.first.weight.t()),
-        words=nn.Embedding(6, 6),
-        first=nn.Linear(6, 6),
-        second=nn.Linear(6, 6, bias=False),
-    )
+    parts = {"words": nn.Embedding(6, 6), "first": nn.Linear(6, 6), "second": nn.Linear(6, 6, bias=False)}
+    model = Forward(lambda m, x: F.linear(m.second(torch.tanh(m.first(m.words(x)))), m.first.weight.t()), **parts)
     model.second.weight = model.first.weight
     model.words.weight = model.first.weight
     return model
@@ -67,7 +62,7 @@ def lists() -> nn.Module:
 
 
 def class_token(m: Forward, x: Tensor) -> Tensor:
-    x = torch.cat([m.token.expand(x.shape[0], -1, -1), m.embed(x), m.last.expand(x.shape[0], 1, 6)], dim=1)
+    x = torch.cat([m.token.expand(x.shape[0], -1, -1), x @ m.embed, m.last.expand(x.shape[0], 1, 6)], dim=1)
     return torch.tanh(x + m.positions).mean(1)
 
 
@@ -103,8 +98,6 @@ def in_place(m: Forward, x: Tensor) -> Tensor:
 
 
 class Low(nn.Module):
-    """A low-rank product of two factors added to a frozen weight."""
-
     def __init__(self) -> None:
         super().__init__()
         self.a, self.b = parameter(2, 6), parameter(4, 2)
@@ -134,20 +127,13 @@ def spectral() -> nn.Module:
     return parametrizations.spectral_norm(nn.Linear(6, 4)).eval()
 
 
-def standardised() -> nn.Module:
-    def forward(m: Forward, x: Tensor) -> Tensor:
-        spread, mean = torch.var_mean(m.w, dim=(1, 2), keepdim=True)
-        return F.conv1d(x, (m.w - mean) / (spread + 1e-5).sqrt() * m.gain)
-
-    return Forward(forward, w=parameter(4, 3, 3), gain=parameter(4, 1, 1))
-
-
-def bags(**settings) -> nn.Module:
-    return nn.EmbeddingBag(11, 5, **settings)
+def standardised(m: Forward, x: Tensor) -> Tensor:
+    spread, mean = torch.var_mean(m.w, dim=(1, 2), keepdim=True)
+    return F.conv1d(x, (m.w - mean) / (spread + 1e-5).sqrt() * m.gain)
 
 
 def written_into_data(m: Forward, x: Tensor) -> Tensor:
-    x = m.layer(x)
+    x = F.linear(x, m.w)
     x[:, 0] = m.p
     return x * x
 
@@ -157,8 +143,6 @@ def in_heads(x: Tensor, n: int = 2) -> Tensor:
 
 
 def across(layer: nn.Module) -> nn.Module:
-    """Attention from one sequence to another, both from the input, with padding and a mask."""
-
     def forward(m: Forward, x: Tensor, padding: Tensor) -> Tensor:
         query, memory = x[:, :3], torch.tanh(x[:, 3:])
         return m.layer(query, memory, memory, key_padding_mask=padding, attn_mask=m.mask)[0]
@@ -170,34 +154,23 @@ def padded(length: int, *shape: int) -> Callable[[int], Inputs]:
     return lambda b: (torch.randn(b, *shape), torch.arange(length) >= torch.randint(1, length + 1, (b, 1)))
 
 
-def causal(length: int) -> Tensor:
-    return torch.ones(length, length).triu(1).bool()
-
-
 def parameters_of_a_layer(m: Forward, x: Tensor) -> Tensor:
-    """Learned queries, and a learned memory whose attention weights are returned."""
     latents, memory = (p.expand(len(x), -1, -1) for p in (m.latents, m.memory))
     output, weights = m.layer(m.layer(latents, x, x, need_weights=False)[0], memory, memory)
     return torch.cat([output, weights], -1)
 
 
 def learned_keys_and_values(m: Forward, x: Tensor) -> Tensor:
-    """A learned memory shared by all examples: one for each head, then one for all heads."""
-    read = F.scaled_dot_product_attention(in_heads(m.queries(x)), m.keys, m.values)
-    return F.scaled_dot_product_attention(read, m.keys[0], m.values[1])
+    read = F.scaled_dot_product_attention(in_heads(F.linear(x, m.w)), m.k, m.v)
+    return F.scaled_dot_product_attention(read, m.k[0], m.v[1])
 
 
 def learned_bias(m: Forward, x: Tensor) -> Tensor:
-    """A bias of each head by relative position, from a table, and one mask for all heads."""
-    table = m.table(m.distance).permute(2, 0, 1)
-    q, k, v = (in_heads(part) for part in m.packed(x).chunk(3, -1))
+    place = torch.arange(4)
+    table = F.embedding((place[:, None] - place).clamp(-2, 2) + 2, m.table).permute(2, 0, 1)
+    q, k, v = (in_heads(part) for part in F.linear(x, m.packed).chunk(3, -1))
     biased = F.scaled_dot_product_attention(q, k, v, attn_mask=table)
-    return F.scaled_dot_product_attention(biased, k, v, attn_mask=m.mask.masked_fill(m.hidden, -torch.inf))
-
-
-def distances(length: int) -> Tensor:
-    place = torch.arange(length)
-    return (place[:, None] - place).clamp(-2, 2) + 2
+    return F.scaled_dot_product_attention(biased, k, v, attn_mask=m.mask.masked_fill(CAUSAL, -torch.inf))
 
 
 def mha(**settings: object) -> nn.Module:
@@ -209,6 +182,7 @@ def depthwise() -> nn.Module:
     return nn.Sequential(convolution, nn.Tanh(), nn.ConvTranspose2d(6, 6, (2, 1), groups=6, bias=False))
 
 
+LEFT = {"left": (3, 5), "right": (1, 4, 4), "bias": (4,), "cube": (3, 4, 2), "rows": (2, 4)}
 CASES = [
     Case("biases alone", frozen("weight"), labelled(3, 9, 6), cross_entropy),
     Case("norms alone", frozen(nn.Conv2d, nn.Linear), labelled(3, 9, 6), cross_entropy),
@@ -220,53 +194,17 @@ CASES = [
         lambda b: (torch.randn(b, 3, 9, 6).to(memory_format=torch.channels_last), torch.arange(b) % 4),
         cross_entropy,
     ),
-    Case(
-        "class token",
-        lambda: Forward(
-            class_token,
-            token=parameter(1, 1, 6),
-            last=parameter(6),
-            positions=parameter(1, 7, 6),
-            embed=nn.Linear(4, 6),
-        ),
-        floats(5, 4),
-    ),
+    Case("class token", of(class_token, token=(1, 1, 6), last=(6,), positions=(1, 7, 6), embed=(4, 6)), floats(5, 4)),
     Case("bilinear", lambda: nn.Bilinear(3, 5, 4), lambda b: (torch.randn(b, 3), torch.randn(b, 5))),
-    Case(
-        "heads by einsum",
-        lambda: Forward(
-            heads,
-            q=parameter(2, 4, 3),
-            k=parameter(2, 4, 3),
-            each=parameter(2, 3, 3),
-            o=parameter(2, 3, 4),
-            gain=parameter(4),
-        ),
-        floats(5, 4),
-    ),
-    Case(
-        "weights on the left",
-        lambda: Forward(
-            left_products,
-            left=parameter(3, 5),
-            right=parameter(1, 4, 4),
-            bias=parameter(4),
-            cube=parameter(3, 4, 2),
-            rows=parameter(2, 4),
-        ),
-        floats(5, 4),
-    ),
+    Case("heads by einsum", of(heads, q=(2, 4, 3), k=(2, 4, 3), each=(2, 3, 3), o=(2, 3, 4), gain=(4,)), floats(5, 4)),
+    Case("weights on the left", of(left_products, **LEFT), floats(5, 4)),
     Case("slope of each channel", lambda: nn.Sequential(nn.Conv1d(3, 4, 3), nn.PReLU(4)), floats(3, 8)),
     Case("scalars to learn", lambda: Forward(temperatures, t=nn.Parameter(torch.tensor(0.7))), floats(3, 4)),
-    Case("in place", lambda: Forward(in_place, w=parameter(4, 6), scale=parameter(4), shift=parameter(4)), floats(6)),
-    Case(
-        "sparse embedding",
-        lambda: Forward(lambda m, x: m.t(x), t=nn.Embedding(11, 5, sparse=True, padding_idx=2)),
-        ids(6),
-    ),
-    Case("bags by sum", lambda: bags(mode="sum", sparse=True), ids(6)),
-    Case("bags by mean", lambda: bags(mode="mean", padding_idx=3), ids(6)),
-    Case("bags that scale by frequency", lambda: bags(mode="sum", scale_grad_by_freq=True), ids(6)),
+    Case("in place", of(in_place, w=(4, 6), scale=(4,), shift=(4,)), floats(6)),
+    Case("sparse embedding", lambda: nn.Embedding(11, 5, sparse=True, padding_idx=2), ids(6)),
+    Case("bags by sum", lambda: nn.EmbeddingBag(11, 5, mode="sum", sparse=True), ids(6)),
+    Case("bags by mean", lambda: nn.EmbeddingBag(11, 5, mode="mean", padding_idx=3), ids(6)),
+    Case("bags by frequency", lambda: nn.EmbeddingBag(11, 5, mode="sum", scale_grad_by_freq=True), ids(6)),
     Case(
         "weighted bags",
         lambda: Forward(
@@ -282,12 +220,8 @@ CASES = [
     Case("low rank on a frozen weight", lambda: parametrized(nn.Linear(6, 4), Low()), floats(6)),
     Case("weight norm", lambda: parametrizations.weight_norm(nn.Conv1d(3, 4, 3), dim=1), floats(3, 6)),
     Case("spectral norm", spectral, floats(6)),
-    Case("standardised convolution", standardised, floats(3, 6)),
-    Case(
-        "parameter written into data",
-        lambda: Forward(written_into_data, layer=nn.Linear(6, 4), p=parameter(1)),
-        floats(6),
-    ),
+    Case("standardised convolution", of(standardised, w=(4, 3, 3), gain=(4, 1, 1)), floats(3, 6)),
+    Case("parameter written into data", of(written_into_data, w=(4, 6), p=(1,)), floats(6)),
     Case("attention across, masked and padded", lambda: across(mha()), padded(4, 7, 6)),
     Case("rows of bias and zeros", lambda: across(mha(add_bias_kv=True, add_zero_attn=True)), padded(4, 7, 6)),
     Case(
@@ -295,25 +229,8 @@ CASES = [
         lambda: Forward(parameters_of_a_layer, layer=mha(), latents=parameter(1, 3, 6), memory=parameter(1, 3, 6)),
         floats(4, 6),
     ),
-    Case(
-        "learned keys and values",
-        lambda: Forward(
-            learned_keys_and_values, queries=nn.Linear(6, 6), keys=parameter(2, 5, 3), values=parameter(2, 5, 3)
-        ),
-        floats(4, 6),
-    ),
-    Case(
-        "learned bias of positions",
-        lambda: Forward(
-            learned_bias,
-            packed=nn.Linear(6, 18),
-            table=nn.Embedding(5, 2),
-            distance=distances(4),
-            mask=parameter(4, 4),
-            hidden=causal(4),
-        ),
-        floats(4, 6),
-    ),
+    Case("learned keys and values", of(learned_keys_and_values, w=(6, 6), k=(2, 5, 3), v=(2, 5, 3)), floats(4, 6)),
+    Case("learned bias of positions", of(learned_bias, packed=(18, 6), table=(5, 2), mask=(4, 4)), floats(4, 6)),
     Case("depthwise", depthwise, floats(3, 5, 4)),
 ]
 
@@ -362,7 +279,6 @@ def clipped_on_one_graph(model: nn.Module, losses: Tensor, bound: float) -> Tens
 
 
 def of_random_depth(m: Forward, x: Tensor) -> Tensor:
-    """Each block is skipped at random, by each example."""
     for block in m.blocks:
         x = x + block(x).tanh() * (torch.rand(len(x), 1) > 0.4).to(x.dtype)
     return x
@@ -467,3 +383,54 @@ def twice_in_a_loop() -> nn.Module:
         return x
 
     return Forward(forward, layer=nn.Linear(6, 6), scale=parameter(6))
+
+
+B, E = 3, 6
+
+
+def itself(m: Forward, x: Tensor) -> Tensor:
+    return m.layer(x, x, x, need_weights=False, attn_mask=CAUSAL, is_causal=True)[0]
+
+
+def memory(m: Forward, x: Tensor) -> Tensor:
+    other = x.sin()
+    return m.layer(x, other, other)[0]
+
+
+def of_three(m: Forward, x: Tensor) -> Tensor:
+    output, weights = m.layer(x, x.sin(), x.cos(), average_attn_weights=False)
+    return output * weights.sum()
+
+
+def without_a_batch(m: Forward, x: Tensor) -> Tensor:
+    x = x.flatten(0, 1)
+    return m.layer(x, x, x, key_padding_mask=torch.arange(len(x)) > 2)[0]
+
+
+LAYERS: list[tuple[Callable[..., Tensor], dict[str, Any]]] = [
+    (itself, {}),
+    (memory, {"bias": False}),
+    (itself, {"batch_first": False}),
+    (of_three, {"add_bias_kv": True, "add_zero_attn": True}),
+    (without_a_batch, {"kdim": 6, "vdim": 6}),
+]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(("forward", "settings"), LAYERS)
+def test_each_weight_is_that_of_a_linear_layer(forward, settings: dict[str, Any]) -> None:
+    def make() -> nn.Module:
+        return Forward(forward, layer=nn.MultiheadAttention(E, 2, **{"batch_first": True} | settings))
+
+    inputs = floats(*((1, 4, E) if settings.get("batch_first", True) else (4, 1, E)))
+    case = Case("", make, inputs, lambda model, x: torch.stack([model(one).square().sum() for one in x]))
+    check(case, BookKeeping(), b=B, dtype=torch.float64)
+    found = recorded_losses(make(), lambda model, x: model(x[0]).square().sum(), *inputs(B))
+    operations = {use.operation for use in found.recording.uses if any(w.dim() == 2 for w in use.weights)}
+    assert operations == {F.linear}
+
+
+def test_what_torch_refuses_is_refused_in_its_words() -> None:
+    model = Forward(lambda m, x: m.layer(x, x, x, attn_mask=torch.zeros(1, 4))[0], layer=nn.MultiheadAttention(E, 2))
+    with pytest.raises(RuntimeError, match="The shape of the 2D attn_mask"):
+        recorded_losses(model, lambda model, x: model(x[0]).square().sum(), torch.randn(B, 4, 1, E))

@@ -1,22 +1,10 @@
 """Statistics of public data that depend on a layer's weight: values and gradients, whose slopes all examples share."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn
 
-from noisette.core.forms import (
-    DERIVATIONS,
-    Dense,
-    DerivedWeight,
-    Examples,
-    Outer,
-    Total,
-    compact,
-    find_inner_product,
-    find_rule,
-)
+from noisette.core.forms import DERIVATIONS, Dense, DerivedWeight, Examples, Outer, Total, compact, find_inner_product
 from noisette.rules.conv import Geometry, KernelGradients
 from noisette.rules.normalization import (
     Channels,
@@ -26,7 +14,7 @@ from noisette.rules.normalization import (
     public_mean,
     public_variance,
 )
-from rule_oracle import TOLERANCE, by_autograd, check_form, double
+from rule_oracle import TOLERANCE, by_autograd, check_form, double, rule_of
 
 B, C = 4, 3
 
@@ -67,7 +55,6 @@ def test_gradients_of_the_operands_are_those_of_autograd() -> None:
         arriving = double(B, C)
         weight_of = DerivedWeight(operation(*args), (), operation, args, {})
         reached = DERIVATIONS[operation](weight_of, Dense(arriving))
-        assert reached is not None
         assert [id(of) for of, _ in reached] == [id(arg) for arg in args[:-1]]
         for of, form in reached:
             output = operation(*args)
@@ -82,9 +69,7 @@ def test_normalization(shape: tuple[int, ...], affine: bool) -> None:
     weights = [double(C), double(C).abs() + 0.1, *([double(C), double(C)] if affine else [])]
     truth = torch.nn.functional.batch_norm(x, weights[0], weights[1], *weights[2:], eps=1e-3)
     torch.testing.assert_close(normalise_channels(x, weights, 1e-3), truth, **TOLERANCE)
-    rule = find_rule(normalise_channels, "weights")
-    assert rule is not None
-    forms = rule(Examples(B), dy, input=x, weights=weights, eps=1e-3)
+    forms = rule_of(normalise_channels, "weights")(Examples(B), dy, input=x, weights=weights, eps=1e-3)
     assert len(forms) == len(weights)
     for k, form in enumerate(forms):
 
@@ -137,7 +122,6 @@ def test_alone(layer: nn.Module) -> None:
 
 
 def two_slopes(channels: Channels, count: int) -> list[SharedSlope]:
-    """With a slope for each channel."""
     numbers = channels.weight.numel() // count
     return [SharedSlope(double(B, count), double(count, numbers), channels) for _ in range(2)]
 

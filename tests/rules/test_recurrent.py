@@ -1,7 +1,5 @@
 """Fused recurrent layers and cells, every option, against single examples."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
@@ -41,7 +39,6 @@ def layer(kind: str, **options: object) -> nn.RNNBase:
 
 
 def everything(returned: tuple) -> Tensor:
-    """Output, h_n and c_n of a layer with the batch first, each with weights of its own."""
     output, state = returned
     states = state if isinstance(state, tuple) else (state,)
     rows = [output.flatten(1), *(s.transpose(0, 1).flatten(1) for s in states)]

@@ -1,7 +1,5 @@
 """Rules from outside the package are compared with autograd before they are used."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,13 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from model_cases import Forward, parameter, squares
-from noisette import PerExampleClip, PrivacyError
+from noisette import PrivacyError
 from noisette.clipping.engines import BookKeeping, ReweightGP
 from noisette.core import forms as registry
 from noisette.core.forms import Dense, Outer
 from noisette.rules import rule_check
 from noisette.rules.rule_check import rule
 from oracle import clipped_sum
+from small_loop import clipped_by
 
 Rule = Callable[..., object]
 
@@ -61,8 +60,6 @@ def wrong_for_small_gradients(examples, dy, input, weight):
 
 @dataclass
 class Wrong:
-    """One of the three results is not that of the true gradients."""
-
     true: Outer
     wrong: str
 
@@ -95,13 +92,7 @@ def model() -> nn.Module:
 
 
 def clip_once(net: nn.Module, x: Tensor, engine=None) -> Tensor:
-    clip = PerExampleClip(net, 0.5, engine=engine, capture="eager")
-    try:
-        clip.accumulate(squares, x)
-        [total] = clip.pop_sums()
-    finally:
-        clip.close()
-    return total.grads[0]
+    return clipped_by(net, 0.5, squares, (x,), engine=engine, capture="eager").view(6, 4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)

@@ -1,7 +1,5 @@
 """Recurrent layers in a graph, unrolled or with known states: per-example gradients against single examples."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
@@ -35,8 +33,6 @@ def layer(kind: str, **options: object) -> nn.RNNBase:
 
 
 def private_gradients(model: nn.Module, loss: Loss) -> Callable[..., list[Tensor]]:
-    """The gradients of each example and the squared norms, of all parameters, as a function of the batch."""
-
     def gradients(*batch: Tensor) -> list[Tensor]:
         forward, parameters = recorded(model, loss, *batch)
         forms = per_example_gradients(forward, parameters, with_norms)
@@ -64,7 +60,6 @@ def check(model: nn.Module, loss: Loss, *batch: Tensor) -> fx.Graph:
 
 
 def everything(model: nn.Module, x: Tensor, *states: Tensor) -> Tensor:
-    """A number that depends on the output and on the last states in different ways."""
     hx = None if not states else states[0] if len(states) == 1 else states
     output, last = model(x, hx)
     parts = [output, *(last if isinstance(last, tuple) else (last,))]

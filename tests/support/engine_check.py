@@ -1,15 +1,13 @@
 """Compares the norms and the clipped sum of an engine with the oracle's, for a model given as data."""
 
-from __future__ import annotations
-
 import copy
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from model_cases import Case, Inputs
 from noisette.clipping.engines import BookKeeping, OneByOneWarning, PerExampleLoop, ReweightGP, Vmap
@@ -44,9 +42,7 @@ class Watched:
         return self.engine.clipped_sum(forward, parameters, replace(clipping, factors=factors))
 
 
-def measured(
-    model: nn.Module, loss: Callable[..., Tensor], inputs: Inputs, bound: float, engine: Engine
-) -> tuple[Tensor, dict[str, Tensor]]:
+def measured(model, loss, inputs, bound, engine) -> tuple[Tensor, dict[str, Tensor]]:
     """Norms and clipped sum of one microbatch, which must be vectorised."""
     watched = Watched(engine)
     clip = PerExampleClip(model, bound, engine=watched, capture="eager")

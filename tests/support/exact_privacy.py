@@ -12,8 +12,6 @@ error estimate. Releases whose losses are all discrete are summed directly inste
 imported but the events.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import time

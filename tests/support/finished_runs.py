@@ -1,7 +1,5 @@
 """Made-up data sets, and files with made-up results, as finished runs of these plans would leave them."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -37,14 +35,12 @@ def line(plan: Plan) -> str:
 
 
 def write(plans: Iterable[Plan], folder: Path) -> Path:
-    """The file ``runs.jsonl`` of a folder."""
     path = folder / "runs.jsonl"
     path.write_text("".join(line(plan) + "\n" for plan in plans))
     return path
 
 
 def with_recipe(facts: Facts, **sections: Mapping[str, Any]) -> Facts:
-    """The facts of a run whose recipe has other values in these sections."""
     changed = {name: replace(getattr(facts.recipe, name), **values) for name, values in sections.items()}
     return replace(facts, recipe=replace(facts.recipe, **changed))
 

@@ -9,8 +9,6 @@ losses above a threshold in B, counts as the sum of binomial(n, k) A^(n - k) B^k
 The difference from a coarser grid is the error estimate.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Modules of Lightning and their trainers, as tests of private ones use them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -3,8 +3,6 @@
 Knows nothing of how a bound is computed. Constraints are restored by the decomposition of a dense matrix.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch
@@ -13,15 +11,7 @@ from torch import Tensor, nn
 Restore = Callable[[], None]
 
 
-def worst_case_search(
-    module: nn.Module,
-    shape: tuple[int, ...],
-    target: Tensor | None = None,
-    *,
-    restore: Restore = lambda: None,
-    steps: int = 120,
-    rate: float = 0.05,
-) -> float:
+def worst_case_search(module, shape, target=None, *, restore=lambda: None, steps=120, rate=0.05) -> float:
     """Norm of the gradient of <G, module(x)> at ``target`` (a parameter, or the input if none), ||x|| = ||G|| = 1.
 
     The input, G and all parameters climb together; after each step ``restore`` puts the parameters back in their sets.

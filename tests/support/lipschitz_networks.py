@@ -1,7 +1,5 @@
 """Networks of every kind of Lipschitz layer, small enough for a search."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 

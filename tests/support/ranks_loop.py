@@ -1,7 +1,5 @@
 """The small private run that tests of ranks repeat on any number of processes."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -65,7 +63,6 @@ def take_steps(
     parts: Sequence[tuple[int, slice]] | None = None,
     bands: int | None = None,
 ) -> Course:
-    """Train for some steps, and return what they released."""
     data = records(dtype)
     if spoilt:  # a record in three has a gradient that is not finite
         data[0][::3] = float("nan")
@@ -88,7 +85,6 @@ def whole(tensor: Any) -> Tensor:
 
 
 def course_of(run: PrivateRun, model: nn.Module, size: Any = 7, loss: Callable[..., Tensor] = loss) -> Course:
-    """Take the steps that are left."""
     course = Course()
     for batch in run.batches():
         course.indices.append(batch.indices.tolist())

@@ -1,7 +1,5 @@
 """A small model and its training loop, for tests of loops and optimizers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Texts, a model and arguments for a ``PrivateTrainer`` that trains in seconds."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,6 @@ def records(lengths: Sequence[int] = LENGTHS) -> list[dict[str, Any]]:
 
 
 def config(dropout: float = 0.0, **changed: Any) -> BertConfig:
-    """Of a small BERT."""
     return BertConfig(
         vocab_size=40,
         hidden_size=16,
@@ -39,7 +36,6 @@ def config(dropout: float = 0.0, **changed: Any) -> BertConfig:
 
 
 def model(dropout: float = 0.0) -> BertForSequenceClassification:
-    """A classifier of texts."""
     torch.manual_seed(0)
     return BertForSequenceClassification(config(dropout))
 
