@@ -7,6 +7,7 @@ import pickle
 import pkgutil
 import re
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -77,19 +78,25 @@ def test_nothing_that_is_read_is_run_or_unpacked() -> None:
         assert not any(name.startswith("subprocess.") for name in called), place
 
 
-def test_a_whole_run_unpickles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_whole_run_unpickles_nothing_asks_no_network_and_shows_no_file(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "recipe.toml").write_text(RECIPE)
     assert run(*TRAIN).exit_code == 0, "torch has now imported what it unpickles of its own"
 
     def refuse(*_: Any, **__: Any) -> None:
-        raise AssertionError("something was unpickled")
+        raise AssertionError("something was unpickled, or the network was asked")
 
-    for owner, name in ((pickle, "load"), (pickle, "loads"), (pickle, "Unpickler"), (torch, "load")):
+    for owner, name in (
+        *((pickle, "load"), (pickle, "loads"), (pickle, "Unpickler"), (torch, "load")),
+        *((socket.socket, "connect"), (socket, "getaddrinfo")),
+    ):
         monkeypatch.setattr(owner, name, refuse)
     with monkeypatch.context() as pressed:
         put_off(2, pressed)
         assert run(*TRAIN).exit_code == 143
+    files = [path for path in (tmp_path / "run.unfinished-1").rglob("*") if path.is_file()]
+    assert len(files) == 4
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
     assert run("train", "--resume", "run").exit_code == 0
 
 
@@ -178,16 +185,6 @@ def test_no_key_is_written_or_printed(tmp_path: Path, monkeypatch: pytest.Monkey
         assert not any(spelling in content for spelling in spellings(SECRET))
 
 
-def test_what_lies_about_while_a_run_is_unfinished_is_for_its_owner(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "recipe.toml").write_text(RECIPE)
-    put_off(2, monkeypatch)
-    assert run(*TRAIN).exit_code == 143
-    files = [path for path in (tmp_path / "run.unfinished-1").rglob("*") if path.is_file()]
-    assert len(files) == 4
-    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
-
-
 # The network
 
 OFFLINE = """
@@ -211,19 +208,6 @@ for module in pkgutil.walk_packages(noisette.__path__, "noisette."):
 @pytest.mark.slow
 def test_no_import_asks_the_network() -> None:
     subprocess.run([sys.executable, "-W", "ignore", "-c", OFFLINE + IMPORT_ALL], check=True)
-
-
-def test_no_run_on_data_that_is_there_asks_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import socket
-
-    def refuse(*_: Any, **__: Any) -> None:
-        raise AssertionError("the network was asked")
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "recipe.toml").write_text(RECIPE)
-    assert run(*TRAIN).exit_code == 0
 
 
 def test_what_is_fetched_has_a_checksum() -> None:

@@ -224,29 +224,20 @@ def test_a_comparison_draws_what_the_step_alone_would_draw() -> None:
             torch.testing.assert_close(outputs[0], each)
 
 
-def test_what_is_asked_for_is_done_at_once() -> None:
+def test_what_is_asked_for_is_done_at_once_and_otherwise_in_long_runs_alone() -> None:
     assert schedule_of("eager") is None
-    for schedule in (Schedule(at_once=True, compiles=False), Schedule(at_once=True, compiles=True)):
+    for compiles in (False, True):
+        schedule = Schedule(at_once=True, compiles=compiles)
         assert schedule.traces(0.0, 0.0)
-        assert schedule.compiles_graph(1000, 0.0, 0.0) == schedule.compiles
+        assert schedule.compiles_graph(1000, 0.0, 0.0) == compiles
     with pytest.raises(ValueError, match="choose one of 'auto', 'eager', 'graph', 'compiled'"):
         schedule_of("fast")
-
-
-@pytest.mark.parametrize(
-    ("seconds", "left", "is_due"), [(1.9, 1000, False), (2.1, 1000, True), (2.1, 4, False), (10, 0.5, False)]
-)
-def test_otherwise_a_trace_waits_until_the_run_is_known_to_be_long(seconds: float, left: float, is_due: bool) -> None:
-    assert Schedule(at_once=False, compiles=True).traces(seconds, left) == is_due
-
-
-def test_a_large_graph_is_compiled_in_a_long_run_alone() -> None:
     schedule = Schedule(at_once=False, compiles=True)
-    assert not schedule.compiles_graph(150, 10.0, 4.0)
-    assert schedule.compiles_graph(150, 10.0, 6.0)
-    assert not schedule.compiles_graph(2000, 10.0, 6.0)
-    assert schedule.compiles_graph(2000, 10.0, 50.0)
-    assert not Schedule(at_once=False, compiles=False).compiles_graph(1, 1e9, 1.0)
+    for seconds, left, is_due in ((1.9, 1000, False), (2.1, 1000, True), (2.1, 4, False), (10, 0.5, False)):
+        assert schedule.traces(seconds, left) == is_due
+    for operations, left, is_due in ((150, 4.0, False), (150, 6.0, True), (2000, 6.0, False), (2000, 50.0, True)):
+        assert schedule.compiles_graph(operations, 10.0, left) == is_due
+    assert not AUTO.compiles_graph(1, 1e9, 1.0)
 
 
 def test_at_most_an_eighth_is_added_and_eight_sizes_lie_between_powers_of_two() -> None:

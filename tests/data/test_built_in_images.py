@@ -258,7 +258,8 @@ MEAN = {"mnist": [0.1307], "fashion-mnist": [0.2860], "cifar10": [0.4914, 0.4822
 SHAPE = {"cifar10": (3, 32, 32)}
 
 
-@pytest.mark.parametrize("name", TRAIN)
+# Each image of CIFAR-10 is decoded, which takes long.
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "kmnist", pytest.param("cifar10", marks=pytest.mark.slow)])
 def test_counts_shapes_and_means(name: str, real: Real) -> None:
     folder = real(name)
     found = load(name, data_dir=folder)

@@ -113,13 +113,6 @@ def test_one_row_never_changes_the_inputs_of_another() -> None:
         assert np.array_equal(alone[0], together[index])
 
 
-def test_a_frame_of_pandas() -> None:
-    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
-    frame = pandas.DataFrame({"age": [40.0, None], "job": pandas.Series(["smith", None], dtype="string"), "id": [1, 2]})
-    columns = Columns.of({"age": AGE | {"missing": "indicator"}, "job": JOB | {"missing": "own category"}})
-    assert columns.encode(frame).tolist() == [[0, 0, 0, 1, 0], [0, 1, 0, 0, 1]]
-
-
 @pytest.mark.parametrize(
     ("column", "says"),
     [

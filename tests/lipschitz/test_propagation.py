@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lipschitz_ascent import spectral_norm
+from lipschitz_networks import spectral_norm
 from noisette import PrivacyError
 from noisette.lipschitz import NormBound, Projection, Sensitivities, propagation
 from noisette.lipschitz.projections import FrobeniusBall, Orthogonal, frobenius_bound, residual_bound

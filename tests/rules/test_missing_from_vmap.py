@@ -133,21 +133,24 @@ CASES: dict[Callable[..., Tensor], tuple[Tensor, ...]] = {
 }
 
 
+def check(loss: Callable[..., Tensor], batch: tuple[Tensor, ...], capture: Any = "auto", calls: int = 1) -> None:
+    """The sum of the last call is that of single examples."""
+    model, given = Net().double(), [x.double() if x.is_floating_point() else x for x in batch]
+    clip = PerExampleClip(model, 0.5, capture=capture)
+    for _ in range(calls):
+        clip.pop_sums()
+        clip.accumulate(loss, *given)
+    [total] = clip.pop_sums()
+    expected = clipped_sum(model, loss, given, 0.5).sums
+    torch.testing.assert_close(dict(zip(clip.parameters, total.grads, strict=True)), expected)
+
+
 @pytest.mark.parametrize("capture", ["eager", "graph"])
 @pytest.mark.parametrize("loss", CASES, ids=lambda loss: loss.__name__)
 @pytest.mark.filterwarnings("ignore::noisette.capture.captured.CaptureWarning")
+@pytest.mark.filterwarnings("error::noisette.OneByOneWarning")
 def test_vectorised_and_exact(loss: Callable[..., Tensor], capture: str) -> None:
-    model = Net().double()
-    batch = [x.double() if x.is_floating_point() else x for x in CASES[loss]]
-    clip = PerExampleClip(model, 0.5, capture=capture)  # pyright: ignore[reportArgumentType]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", OneByOneWarning)
-        for _ in range(3):  # the third by a graph, where there is one
-            clip.pop_sums()
-            clip.accumulate(loss, *batch)
-    [total] = clip.pop_sums()
-    expected = clipped_sum(model, loss, batch, 0.5).sums
-    torch.testing.assert_close(dict(zip(clip.parameters, total.grads, strict=True)), expected)
+    check(loss, CASES[loss], capture, calls=3)  # the third by a graph, where there is one
 
 
 def of_another_network(m: Any, x: Tensor) -> Tensor:
@@ -175,13 +178,8 @@ ONE_BY_ONE: dict[Callable[..., Tensor], tuple[Tensor, ...]] = {
 
 @pytest.mark.parametrize("loss", ONE_BY_ONE, ids=lambda loss: loss.__name__)
 def test_what_remains_is_computed_one_by_one(loss: Callable[..., Tensor]) -> None:
-    model, batch = Net().double(), [x.double() if x.is_floating_point() else x for x in ONE_BY_ONE[loss]]
-    clip = PerExampleClip(model, 0.5)
     with pytest.warns(OneByOneWarning):
-        clip.accumulate(loss, *batch)
-    [total] = clip.pop_sums()
-    expected = clipped_sum(model, loss, batch, 0.5).sums
-    torch.testing.assert_close(dict(zip(clip.parameters, total.grads, strict=True)), expected)
+        check(loss, ONE_BY_ONE[loss])
 
 
 def test_one_microbatch_of_different_masks_leaves_the_others_together() -> None:

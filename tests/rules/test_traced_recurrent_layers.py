@@ -20,9 +20,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not sup
 B = 5
 
 
-@pytest.fixture(params=["unrolled", "known states"])
-def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "known states":
+@pytest.fixture(params=[True, False], ids=["unrolled", "known states"])
+def unrolled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    if not request.param:
         monkeypatch.setattr(recurrent, "_UNROLLED_STEPS", 0)
     return request.param
 
@@ -69,15 +69,15 @@ def everything(model: nn.Module, x: Tensor, *states: Tensor) -> Tensor:
 
 
 @every_kind
-@pytest.mark.parametrize(("bias", "batch_first"), [(True, True), (False, False)])
-def test_stack_in_both_directions(kind: str, bias: bool, batch_first: bool, form: str) -> None:
-    model = layer(kind, num_layers=2, bidirectional=True, bias=bias, batch_first=batch_first)
-    inside = everything if batch_first else lambda model, x: everything(model, x.transpose(0, 1))
+def test_stack_in_both_directions(kind: str, unrolled: bool) -> None:
+    """One form with biases and the batch first, the other one without and with the time first."""
+    model = layer(kind, num_layers=2, bidirectional=True, bias=unrolled, batch_first=unrolled)
+    inside = everything if unrolled else lambda model, x: everything(model, x.transpose(0, 1))
     check(model, inside, torch.randn(B, T, FEATURES, dtype=torch.float64))
 
 
 @every_kind
-def test_states_from_data(kind: str, form: str) -> None:
+def test_states_from_data(kind: str, unrolled: bool) -> None:
     model = layer(kind, batch_first=True)
     sizes = [model.proj_size or UNITS] + [UNITS] * (kind in ("lstm", "projected"))
     states = [torch.randn(B, 1, size, dtype=torch.float64) for size in sizes]
@@ -90,18 +90,18 @@ def test_states_from_data(kind: str, form: str) -> None:
 
 @every_kind
 @pytest.mark.parametrize("part", ["last step", "last states"])
-def test_loss_of_one_part_alone(kind: str, part: str, form: str) -> None:
+def test_loss_of_one_part_alone(kind: str, part: str, unrolled: bool) -> None:
     def loss(model: nn.Module, x: Tensor) -> Tensor:
         output, last = model(x)
         last = last[-1] if isinstance(last, tuple) else last
-        return {"output": output, "last step": output[:, -1], "last states": last}[part].square().sum()
+        return (output[:, -1] if part == "last step" else last).square().sum()
 
     model = layer(kind, batch_first=True)
     check(model, loss, torch.randn(B, T, FEATURES, dtype=torch.float64))
 
 
 @every_kind
-def test_dropout_between_layers(kind: str, form: str) -> None:
+def test_dropout_between_layers(kind: str, unrolled: bool) -> None:
     model, x = layer(kind, num_layers=2, dropout=0.5, batch_first=True), torch.randn(B, T, FEATURES).double()
     gradients = private_gradients(model, everything)
     graph = traced(gradients, x)
@@ -115,8 +115,9 @@ def test_dropout_between_layers(kind: str, form: str) -> None:
     assert not torch.allclose(graph([x])[0], found[0])
 
 
-def test_long_sequence_is_not_unrolled() -> None:
-    model, x = layer("tanh", batch_first=True), torch.randn(2, recurrent._UNROLLED_STEPS + 1, FEATURES).double()
+def test_long_sequence_is_not_unrolled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recurrent, "_UNROLLED_STEPS", 8)
+    model, x = layer("tanh", batch_first=True), torch.randn(2, 9, FEATURES).double()
     graph = check(model, everything, x)
     fused = [node for node in graph.nodes if "tanh_backward.grad_input" in str(node.target)]
     assert fused

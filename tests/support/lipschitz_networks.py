@@ -29,6 +29,11 @@ def sum_of_gradients(model: nn.Module, x: Tensor, y: Tensor, tau: float) -> Tens
     return total
 
 
+def spectral_norm(matrix: Tensor) -> float:
+    """The largest singular value."""
+    return float(torch.linalg.svdvals(matrix.double()).max())
+
+
 def joint(sums: Iterable[BoundedSum]) -> Tensor:
     """The sums of all parameters as one vector, in double precision."""
     return torch.cat([g.double().flatten() for part in sums for g in part.grads])
