@@ -135,23 +135,14 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 @dataclass(frozen=True)
 class Mutant:
-    """A fault of the kind that such libraries have had.
+    """A fault of the kind that such libraries have had."""
 
-    Args:
-        name: what is wrong, in a few words.
-        harm: what that would do.
-        changes: plant it.
-        caught_by: tests by their names below ``tests/``; each of them must fail.
-        seen_as: errors that show the fault beside a failed assertion.
-        on_ranks: it is planted in the processes that a test starts, not in the test's own.
-    """
-
-    name: str
-    harm: str
+    name: str  # what is wrong, in a few words
+    harm: str  # what that would do
     changes: tuple[Change, ...]
-    caught_by: tuple[str, ...]
-    seen_as: tuple[type[BaseException], ...] = ()
-    on_ranks: bool = False
+    caught_by: tuple[str, ...]  # tests by their names below ``tests/``; each of them must fail
+    seen_as: tuple[type[BaseException], ...] = ()  # errors that show the fault beside a failed assertion
+    on_ranks: bool = False  # it is planted in the processes that a test starts, not in the test's own
 
     @classmethod
     def of(cls, name: str, entry: dict[str, Any]) -> Mutant:

@@ -101,9 +101,6 @@ def test_reservations_come_first() -> None:
     assert len(shorter.heads) == 3
 
 
-# What may go wrong meanwhile
-
-
 @pytest.mark.usefixtures("_short")
 def test_without_room_for_the_shorter_file_the_long_one_goes_on(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:

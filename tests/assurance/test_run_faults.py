@@ -42,9 +42,6 @@ def abandon(run: PrivateRun) -> None:
     run.bound.close()
 
 
-# Disks
-
-
 @pytest.mark.parametrize(
     ("name", "after", "stride"),
     [
@@ -102,9 +99,6 @@ def begin_in_memory(dataset: Any = NUMBERS, **changes: Any) -> PrivateRun:
     return privatize(*parts(), dataset, **declared)
 
 
-# Damaged files
-
-
 def begun(folder: Path, steps: int = 70) -> None:
     run = begin(folder)
     take_steps(run, steps, save_to=folder / "saved", every=10)
@@ -141,8 +135,6 @@ def test_a_damaged_file_is_refused_and_nothing_is_touched(tmp_path: Path, which:
     go_on(tmp_path).close()
 
 
-# Odd records and batches
-
 BAD = {"nan": float("nan"), "inf": float("inf"), "-inf": -float("inf"), "1e30": 1e30, "tiny": 1e-45}
 
 
@@ -172,9 +164,6 @@ def test_no_records_at_all_are_a_run_like_another(calls: list[int]) -> None:
     with begin_in_memory(NUMBERS[:0]) as run:
         take_steps(run)
     assert calls == [0, 1, 2, 3, 4]
-
-
-# The clock, and other processes
 
 
 def test_a_clock_that_goes_back_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,9 +49,6 @@ def put_off(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Watch, "on_step", on_step)
 
 
-# Code
-
-
 def calls(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
@@ -128,9 +125,6 @@ def test_a_recipe_is_data(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert sorted(path.name for path in tmp_path.iterdir()) == ["owning.py", "recipe.toml"]
 
 
-# Paths
-
-
 @pytest.mark.parametrize(
     ("where", "name"),
     [
@@ -161,9 +155,6 @@ def toml(text: str) -> str:
     return '"' + text.replace("\0", "\\u0000") + '"'
 
 
-# Secrets
-
-
 def spellings(secret: bytes) -> list[bytes]:
     """A key in all forms that it might be written in."""
     numbers = ", ".join(map(str, secret)).encode()
@@ -184,8 +175,6 @@ def test_no_key_is_written_or_printed(tmp_path: Path, monkeypatch: pytest.Monkey
     for content in (*let_out.files.values(), let_out.printed.encode()):
         assert not any(spelling in content for spelling in spellings(SECRET))
 
-
-# The network
 
 OFFLINE = """
 import socket, sys

@@ -31,9 +31,6 @@ def accumulated(model, loss, *batch, bound=1.0, engine=None, **keywords) -> tupl
     return norms, dict(zip(clip.parameters, (g.double() for g in total.grads), strict=True))
 
 
-# Nested batches
-
-
 def net() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
 
@@ -80,9 +77,6 @@ def test_nested_batches(name: str, engine: Engine) -> None:
     torch.testing.assert_close(norms, truth.norms)
     for key, value in sums.items():
         torch.testing.assert_close(value, truth.sums[key])
-
-
-# Errors in words
 
 
 class Part(nn.Module):
@@ -142,9 +136,6 @@ def test_a_loss_is_one_value(loss: Callable[..., Any]) -> None:
         accumulated(net(), loss, rows()[0])
 
 
-# What an earlier call has kept
-
-
 class Remembers(nn.Module):
     def __init__(self, kept: list[Tensor]) -> None:
         super().__init__()
@@ -163,10 +154,6 @@ def test_values_of_the_examples_of_an_earlier_call_are_refused() -> None:
     for _ in range(2):
         with pytest.raises(PrivacyError, match="an earlier call has computed from other examples"):
             clip.accumulate(of_model, rows()[0])
-    clip.close()
-
-
-# Randomness
 
 
 def test_each_example_has_a_mask_of_its_own_and_its_gradient_has_it_too() -> None:
@@ -229,9 +216,6 @@ def test_whether_values_are_valid_decides_nothing(name: str) -> None:
     accumulated(net(), CHECKED[name], x)
 
 
-# What models do
-
-
 class Double(torch.autograd.Function):
     """With a rule for vmap that PyTorch generates."""
 
@@ -284,17 +268,13 @@ def inner_gradient(m: Part, x: Tensor) -> Tensor:
     return m.layer(x) * torch.func.grad(lambda v: v.sin().sum())(x).sum()
 
 
-def inner_vmap(m: Part, x: Tensor) -> Tensor:
-    return torch.func.vmap(lambda row: row.cos() * 2)(m.layer(x)) + torch.vmap(m.layer)(x)
-
-
 FEATURES: dict[str, Callable[..., Tensor]] = {
     "factories": filled_table,
     "boolean masks": marked,
     "in place": in_place,
     "autograd function": lambda m, x: Double.apply(m.layer(x)),
     "inner gradient": inner_gradient,
-    "inner vmap": inner_vmap,
+    "inner vmap": lambda m, x: torch.func.vmap(lambda row: row.cos() * 2)(m.layer(x)) + torch.vmap(m.layer)(x),
     "rows one by one": lambda m, x: torch.stack([m.layer(row) for row in x]) + sum(v for v in x[0]),
     "weights under no_grad first": lambda m, x: (
         m.layer(x) * (m.layer.weight @ x.detach().T).sum().detach() + no_grad_first(m, x)

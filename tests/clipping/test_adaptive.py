@@ -62,7 +62,6 @@ def test_bound_moves_as_computed_by_hand(engine) -> None:
     assert rule.max_grad_norm == pytest.approx(after, rel=1e-9), "a count is used once"
     clip.accumulate(lambda model, x: model(x), lengths(50.0))
     gradient, count = clip.pop_sums()
-    clip.close()
     assert gradient.bound == pytest.approx(after, rel=1e-9)
     assert float(gradient.grads[0].sum()) == pytest.approx(after, rel=1e-5)
     assert float(count.grads[0]) == -0.5
@@ -78,7 +77,6 @@ def test_each_example_is_counted_once_in_any_pieces(engine) -> None:
             clip.accumulate(lambda model, x: model(x), piece)
         _, count = clip.pop_sums()
         _, none = clip.pop_sums()
-        clip.close()
         assert float(count.grads[0]) == 0.5 * (4 - 3)
         assert float(none.grads[0]) == 0.0
 
@@ -99,7 +97,6 @@ def test_all_pieces_of_a_batch_have_one_bound() -> None:
     assert float(gradient.grads[0].sum()) == pytest.approx(2.0, rel=1e-5)
     clip.accumulate(lambda model, x: model(x), lengths(50.0))
     gradient, _ = clip.pop_sums()
-    clip.close()
     assert gradient.bound == rule.max_grad_norm == pytest.approx(float(gradient.grads[0].sum()), rel=1e-5)
 
 
@@ -117,7 +114,6 @@ def test_neighbours_differ_by_one_unit_of_noise_at_most(share: float, norm: floa
             z * s.bound * (1 + ROUNDING) / math.sqrt(part) / 10 for s, part in zip(sums, shares_of(sums), strict=True)
         ]
         seen.append([s.params[0].grad.double().clone() / d for s, d in zip(sums, deviations, strict=True)])
-        clip.close()
     moved = math.sqrt(sum(float((a - b).square().sum()) for a, b in zip(*seen, strict=True)))
     assert moved <= 1 / z
     if norm >= 1 - 1e-4:

@@ -39,7 +39,6 @@ def test_pieces_add_up_to_the_whole(engine: Engine, size: int) -> None:
         clip.accumulate(cross_entropy, *piece)
     [total] = clip.pop_sums()
     [after] = clip.pop_sums()
-    clip.close()
     torch.testing.assert_close(torch.cat([g.flatten() for g in total.grads]), whole, rtol=1e-12, atol=1e-14)
     assert not any(g.any() for g in after.grads), "take() starts anew"
 
@@ -113,7 +112,6 @@ def test_gradients_that_are_equal_have_memory_of_their_own(engine: Engine) -> No
     clip = PerExampleClip(model, 1.0, engine=engine)
     clip.accumulate(lambda model, x: model(x).sum(), torch.randn(1, 3))
     [total] = clip.pop_sums()
-    clip.close()
     assert torch.equal(*total.grads)
     total.grads[0].zero_()
     assert total.grads[1].all()

@@ -61,7 +61,6 @@ def test_a_warm_microbatch_reads_nothing(name: str, engine: Engine, capture: Any
     with HostReads() as reads:
         for batch in batches[5:]:
             clip.accumulate(entropy, **batch)
-    clip.close()
     assert not +reads.found
 
 
@@ -83,7 +82,6 @@ def test_an_example_that_is_not_finite_adds_nothing(name: str, engine: Engine, b
         for _ in range(2):
             clip.accumulate(lambda model, x, y, f: entropy(model, x, y) * f, x, y, factor)
         sums.append(torch.cat([g.flatten() for g in clip.pop_sums()[0].grads]))
-    clip.close()
     sums = sums[1:]
     assert torch.equal(*sums)
     good = [k for k in range(6) if k not in bad]
@@ -94,4 +92,3 @@ def test_an_example_that_is_not_finite_adds_nothing(name: str, engine: Engine, b
     for _ in range(2):
         alone.accumulate(entropy, x[good], y[good])
     torch.testing.assert_close(sums[0], torch.cat([g.flatten() for g in alone.pop_sums()[0].grads]))
-    alone.close()

@@ -142,14 +142,10 @@ class Tree(nn.Module):
         return (torch.cat(parts) * x).sum()
 
 
-def along(model: nn.Module, x: Tensor) -> Tensor:
-    return model(x)
-
-
 def tree_sum(*parts: Tensor, clipping: ClippingRule) -> Tensor:
     clip = PerExampleClip(Tree().double(), clipping=clipping, capture="eager")
     for part in parts:
-        clip.accumulate(along, part)
+        clip.accumulate(lambda model, x: model(x), part)
     return torch.cat([grad.double().flatten() for sum in clip.pop_sums() for grad in sum.grads])
 
 

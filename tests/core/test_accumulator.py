@@ -79,17 +79,13 @@ def test_an_interrupted_addition_is_never_released(monkeypatch: pytest.MonkeyPat
 BOUND, WIDTH = 0.7, 64
 
 
-def scales(x: Tensor) -> Tensor:
-    return x * torch.logspace(-4, 4, len(x)).unsqueeze(1)
-
-
 def pairs(x: Tensor) -> Tensor:
     return torch.stack([x[: len(x) // 2], -x[: len(x) // 2]], 1).flatten(0, 1)
 
 
 CASES: dict[str, Callable[[Tensor], Tensor]] = {
     "random": lambda x: x,
-    "small before big": scales,
+    "small before big": lambda x: x * torch.logspace(-4, 4, len(x)).unsqueeze(1),
     "pairs that cancel": pairs,
     "far pairs that cancel": lambda x: torch.cat([x[: len(x) // 2], -x[: len(x) // 2]]),
     "equal, one number large": lambda x: torch.eye(WIDTH)[:1] + 1e-4 * x[:1].expand(len(x), -1),

@@ -17,8 +17,6 @@ from noisette.data.built_in_images import CLASSES, dead_leaves, read_idx, shaded
 Idx = Callable[[np.ndarray], bytes]
 WriteIdxSet = Callable[..., None]
 
-# idx files
-
 
 def read(content: bytes, dimensions: int) -> np.ndarray:
     return read_idx(content, dimensions=dimensions, source="some-idx3-ubyte.gz")
@@ -65,9 +63,6 @@ def test_a_truncated_gzip_stream_and_a_flipped_bit_are_noticed(idx_of: Idx) -> N
             read(damaged, 3)
 
 
-# MNIST and similar sets
-
-
 @pytest.mark.parametrize("name", ["fashion-mnist", "kmnist"])
 def test_official_files(name: str, tmp_path: Path, write_idx_set: WriteIdxSet) -> None:
     write_idx_set(tmp_path / name)
@@ -92,8 +87,6 @@ def test_labels_that_do_not_fit(tmp_path: Path, write_idx_set: WriteIdxSet, idx_
         with pytest.raises(DataError, match=told):
             load("mnist", data_dir=tmp_path)
 
-
-# CIFAR-10
 
 BATCHES = [f"data_batch_{number}.bin" for number in range(1, 6)]
 
@@ -152,9 +145,6 @@ def test_truncated_members_and_damaged_files(tmp_path: Path, folder: Path) -> No
         load("cifar10", data_dir=tmp_path)
 
 
-# Digits
-
-
 def test_every_record_of_the_digits_is_in_one_split_with_its_label() -> None:
     found = load("digits")
     assert (found.classes, found.declared_size, found.note) == (10, 1437, "")
@@ -169,19 +159,12 @@ def test_every_record_of_the_digits_is_in_one_split_with_its_label() -> None:
     assert np.bincount(found.test.targets).min() >= 25
 
 
-# Leaves
-
-
 def edges(images: np.ndarray, down: int, right: int) -> np.ndarray:
     """For each image the share of pixels that differ from the one so far below and to the right."""
     side = images.shape[-1]
     here = images[:, :, 1 : side - 1, 1 : side - 1]
     there = images[:, :, 1 + down : side - 1 + down, 1 + right : side - 1 + right]
     return (here != there).any(1).mean((1, 2))
-
-
-def of_classes(word: str, targets: np.ndarray) -> np.ndarray:
-    return np.isin(targets, [k for k, name in enumerate(CLASSES) if word in name])
 
 
 @pytest.fixture(scope="module")
@@ -212,7 +195,7 @@ def test_the_same_seed_gives_the_same_images(leaves: tuple[np.ndarray, np.ndarra
     ("kind", "along"), [("lying", (0, 1)), ("standing", (1, 0)), ("rising", (-1, 1)), ("falling", (1, 1))]
 )
 def test_bars_lie_in_the_direction_of_their_class(leaves, kind, along) -> None:
-    chosen = leaves[0][of_classes(f"large {kind}", leaves[1])]
+    chosen = leaves[0][np.isin(leaves[1], [k for k, name in enumerate(CLASSES) if f"large {kind}" in name])]
     down, right = along
     same, across = edges(chosen, down, right).mean(), edges(chosen, right, -down).mean()
     assert same < 0.5 * across

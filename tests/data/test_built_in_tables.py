@@ -133,8 +133,6 @@ def test_errors_say_where_to_put_absent_articles(tmp_path: Path) -> None:
         sst2(tmp_path, FEW)
 
 
-# SST-2 and IMDB
-
 SENTENCES = 'label\tsentence\n1\ta "good" film\n0\tdull\n'
 
 

@@ -29,9 +29,6 @@ def refusal(path: str | Path, declaration: Declaration = DECLARED) -> str:
     return str(caught.value)
 
 
-# Arrays
-
-
 def written(tmp_path: Path, **arrays: np.ndarray) -> str:
     np.savez(tmp_path / "mine.npz", **arrays)  # pyright: ignore[reportArgumentType]
     return str(tmp_path / "mine.npz")
@@ -135,9 +132,6 @@ def test_what_is_undeclared_or_has_no_effect(tmp_path: Path) -> None:
     for place in (path, tmp_path / "a.csv"):
         assert "for folders of images only" in refusal(place, FITTED)
     assert "images, which have classes" in refusal(tmp_path, Declaration(target=Target(0, 1), size=3))
-
-
-# Images
 
 
 def save(path: Path, value: int | tuple[int, int, int], *, extent: tuple[int, int] = (4, 3), mode: str = "") -> None:

@@ -16,6 +16,7 @@ from noisette.clipping.engines import BookKeeping, PerExampleLoop, ReweightGP
 from noisette.core.clip import Engine
 from noisette.core.release import ROUNDING
 from oracle import example_gradients
+from small_loop import loss
 
 F = nn.functional
 QUICK: tuple[Engine, ...] = (BookKeeping(), ReweightGP(), PerExampleLoop())
@@ -130,7 +131,6 @@ def test_autocast_is_close_to_single_precision(device: torch.device, engine: Eng
         with torch.autocast(device.type, torch.bfloat16, enabled=lower):
             clip.accumulate(cross_entropy, x, y)
         [total] = clip.pop_sums()
-        clip.close()
         assert all(g.dtype in (torch.float32, torch.float64) for g in total.grads)
         sums.append(torch.cat([g.flatten().double() for g in total.grads]))
     assert float((sums[1] - sums[0]).norm()) <= 0.05 * 0.5 * EXAMPLES**0.5
@@ -148,17 +148,12 @@ def test_one_example_stays_within_the_bound(device: torch.device, weights: torch
         with torch.autocast(device.type, torch.bfloat16):
             clip.accumulate(cross_entropy, x.to(weights), y)
         [total] = clip.pop_sums()
-        clip.close()
         norm = float(torch.cat([g.flatten().double() for g in total.grads]).norm())
         assert 0 < norm <= bound * (1 + ROUNDING)
 
 
 BOUND = 0.5
 SIZES = (9, 9, 10, 9, 9)
-
-
-def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(model(x), y)
 
 
 MODELS = {
@@ -182,4 +177,3 @@ def test_steps_are_those_of_single_examples(device: torch.device, name: str, way
         model.to(device)
         assert_close(found, truth, BOUND, 1e-4)
     assert_captured(clip, way)
-    clip.close()

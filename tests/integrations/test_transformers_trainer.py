@@ -276,8 +276,7 @@ def needs_both_classes(prediction: Any) -> dict[str, float]:
     return {"classes": 2.0}
 
 
-def misspelt(prediction: Any) -> dict[str, float]:
-    return {"accuracy": float(prediction.labels.mean())}
+misspelt = lambda prediction: {"accuracy": prediction.labels.mean()}  # noqa: E731
 
 
 class Unwritten(PrivateTrainer):

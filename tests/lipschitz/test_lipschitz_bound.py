@@ -68,7 +68,6 @@ def test_clipping_at_the_scores_lowers_every_sensitivity() -> None:
     for name, limit in clipped.sensitivities().items():
         assert limit == pytest.approx(plain.sensitivities()[name] * 0.1 / SQRT2)
     x, y = torch.randn(1, 6, dtype=torch.float64), torch.tensor([1])
-    plain.close()
     expected = sum_of_gradients(model, x, y, 1.0)
     scores = model(x).detach().requires_grad_()
     [at_scores] = torch.autograd.grad(F.cross_entropy(scores, y), [scores])
@@ -267,7 +266,6 @@ def largest_ratio(model: nn.Module, shape: tuple[int, ...], target: str, steps: 
         with torch.no_grad():
             x.mul_(X0 / x.norm())
         bound.after_step()
-    bound.close()
     return best
 
 

@@ -102,24 +102,17 @@ def test_a_trainable_module_without_a_bound_is_refused_by_name(module: nn.Module
         propagation.backward(module, NormBound(1.0, (3,)), 1.0)
 
 
-def test_a_frozen_module_without_a_bound_has_infinite_bounds() -> None:
-    frozen = nn.Linear(3, 5).requires_grad_(False)
-    assert propagation.forward(frozen, NormBound(1.0, (3,))) == NormBound(math.inf, (5,))
-    assert propagation.backward(frozen, NormBound(1.0, (3,)), 1.0) == (math.inf, {})
-
-
-def test_a_subclass_does_not_inherit_registered_bounds() -> None:
+def test_frozen_modules_and_subclasses_have_infinite_bounds_and_parametrized_weights_are_refused() -> None:
     class Doubling(nn.ReLU):
         def forward(self, x: Tensor) -> Tensor:
             return 2 * super().forward(x)
 
-    assert propagation.forward(Doubling(), NormBound(1.0, (3,))).norm == math.inf
-
-
-def test_a_parametrized_weight_is_refused() -> None:
-    model = nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3))
+    frozen, bound = nn.Linear(3, 5).requires_grad_(False), NormBound(1.0, (3,))
+    assert propagation.forward(frozen, bound) == NormBound(math.inf, (5,))
+    assert propagation.backward(frozen, bound, 1.0) == (math.inf, {})
+    assert propagation.forward(Doubling(), bound).norm == math.inf
     with pytest.raises(PrivacyError, match="parametrized weight"):
-        propagation.forward(model, NormBound(1.0, (3,)))
+        propagation.forward(nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3)), bound)
 
 
 SHAPES = [(1, 9), (5, 5), (40, 12), (12, 40)]

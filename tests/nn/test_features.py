@@ -282,7 +282,6 @@ def test_the_mean_over_views_is_clipped_once(engine: str, loss: object) -> None:
     clip = PerExampleClip(model, clipping=FlatClipping(_NORM), engine=ENGINES[engine].resolve()())
     clip.accumulate(mean_over_views(loss, scaled, _VIEWS), x, y)  # type: ignore[arg-type]
     (found,) = clip.pop_sums()
-    clip.close()
     for grad, expected in zip(found.grads, right, strict=True):
         torch.testing.assert_close(grad, expected, rtol=1e-5, atol=1e-7)
 
@@ -307,7 +306,6 @@ def test_a_captured_step_with_random_views_draws_new_ones_for_each_example() -> 
         (found,) = clip.pop_sums()
         assert found.grads[0].sum().item() == pytest.approx(4.0, rel=1e-5)
         seen.append(found.grads[0])
-    clip.close()
     assert len({tuple(grad.flatten().tolist()) for grad in seen}) > 6
 
 

@@ -55,10 +55,6 @@ POOLS: dict[str, Make] = {
 words = POOLS["mean"]
 
 
-def of_fields(model: nn.Module, fields: Any) -> Tensor:
-    return loss(model, fields["x"], fields["y"])
-
-
 def of_graph(model: nn.Module, nodes: Tensor, y: Tensor) -> Tensor:
     return nn.functional.cross_entropy(model(nodes).mean(1), y)
 
@@ -91,7 +87,7 @@ def released_sum(
                             patch.setattr(clip, "add", _out_of_memory)
                         run.accumulate(loss, *as_batch(part))
                     else:
-                        run.accumulate(of_fields, part)
+                        run.accumulate(lambda model, fields: loss(model, fields["x"], fields["y"]), part)
             run.optimizer.step()
     return torch.cat([p.grad.flatten() for p in clip.model.parameters()])
 
@@ -153,10 +149,6 @@ def transformed(records: Sequence[Any]) -> Table:
     return Table(records, normalised)
 
 
-def within(records: Sequence[Any]) -> Subset:
-    return Subset(transformed(records), range(len(records)))
-
-
 def as_it_is(x: Tensor) -> Tensor:
     return x
 
@@ -171,7 +163,7 @@ MIXING: dict[str, tuple[Any, Any, Callable[[Tensor], Tensor]]] = {
     "normalising": (list, normalising, by_its_size),
     "mixing": (list, mixing, as_it_is),
     "transform": (transformed, None, by_its_size),
-    "transform and subset": (within, None, by_its_size),
+    "transform and subset": (lambda records: Subset(transformed(records), range(len(records))), None, by_its_size),
 }
 
 

@@ -307,16 +307,6 @@ def test_harmless_models_are_not_refused(make: Callable[[], nn.Module]) -> None:
     assert all(not torch.equal(p, before[name]) for name, p in model.named_parameters() if p.requires_grad)
 
 
-class Draws(nn.Module):
-    def __init__(self, draw: Callable[[Tensor], object]) -> None:
-        super().__init__()
-        self.layer, self.draw = nn.Linear(FEATURES, CLASSES), draw
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.draw(x)
-        return self.layer(x)
-
-
 DRAWS: dict[str, Callable[[Tensor], object]] = {
     "dropout": lambda x: F.dropout(x),
     "numbers that depend on a record": lambda x: torch.rand(int(2 + x.abs().sum() % 3)),
@@ -326,7 +316,7 @@ DRAWS: dict[str, Callable[[Tensor], object]] = {
 
 def after_each_step(draw: Callable[[Tensor], object], **change: int) -> list[dict[str, Any]]:
     torch.manual_seed(5)
-    model, found = Draws(draw), list[dict[str, Any]]()
+    model, found = Writes(lambda m, x: draw(x)), list[dict[str, Any]]()
     train(model, between=lambda step: found.append({"torch": torch.get_rng_state()} | published(model)), **change)
     return found
 

@@ -92,7 +92,6 @@ def check_exact(model: Model, **settings: Any) -> float:
         errors.append(error_of(found, expected))
         moved(private)
     assert_captured(clip)
-    clip.close()
     return max(errors)
 
 
@@ -115,7 +114,6 @@ def check_equal(model, cast_to=None, capture="graph", sizes=SIZES, **settings) -
         moved(clip.model)
         copied(clip.model, eager.model)
     assert_captured(clip, capture)
-    clip.close()
     return max(errors)
 
 
@@ -135,5 +133,4 @@ def check_same_draws(model: Model, capture: Any = "graph", **settings: Any) -> f
     for one, two in zip(clip.model.buffers(), eager.model.buffers(), strict=True):
         torch.testing.assert_close(one, two)
     assert_captured(clip, capture)
-    clip.close()
     return max(error_of(one, other) for one, other in zip(*found, strict=True))

@@ -36,7 +36,6 @@ def check_on(device: torch.device, case: Case, engines: Sequence[Engine], dtype:
         assert_close(sums, truth, bound, TOLERANCE[dtype])
     clip = PerExampleClip(model, bound, capture="eager")
     assert_close(accumulated(clip, case.loss, on(device, inputs)), truth, bound, TOLERANCE[dtype])
-    clip.close()
 
 
 def accumulated(clip: PerExampleClip, loss: Loss, inputs: Inputs) -> dict[str, Tensor]:

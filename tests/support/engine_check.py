@@ -46,13 +46,10 @@ def measured(model, loss, inputs, bound, engine) -> tuple[Tensor, dict[str, Tens
     """Norms and clipped sum of one microbatch, which must be vectorised."""
     watched = Watched(engine)
     clip = PerExampleClip(model, bound, engine=watched, capture="eager")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", OneByOneWarning)
-            clip.accumulate(loss, *inputs)
-        [total] = clip.pop_sums()
-    finally:
-        clip.close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", OneByOneWarning)
+        clip.accumulate(loss, *inputs)
+    [total] = clip.pop_sums()
     assert total.bound == bound
     sums = dict(zip(clip.parameters, (g.double() for g in total.grads), strict=True))
     return torch.cat(watched.norms).double(), sums
