@@ -66,7 +66,6 @@ class Change:
     change: str | tuple[str, str]
 
     def _place(self) -> tuple[ModuleType, Any, str]:
-        """The module, what holds the target, and its name there."""
         *path, name = f"noisette.{self.target}".split(".")
         module = importlib.import_module(path[0])
         while len(path) > 1 and hasattr(module, "__path__"):
@@ -84,7 +83,6 @@ class Change:
         self.clear_caches()
 
     def clear_caches(self) -> None:
-        """Results that were kept by another formula are forgotten."""
         for value in vars(self._place()[0]).values():
             if hasattr(value, "cache_clear"):
                 value.cache_clear()
@@ -146,7 +144,6 @@ class Mutant:
 
     @classmethod
     def of(cls, name: str, entry: dict[str, Any]) -> Mutant:
-        """The fault of an entry of a table."""
         harm, tests, on_ranks = entry.pop("harm"), _whole_names(entry.pop("tests")), entry.pop("on_ranks", False)
         seen_as = tuple(getattr(builtins, error) for error in entry.pop("seen_as", ()))
         changes = [Change(key, value if isinstance(value, str) else tuple(value)) for key, value in entry.items()]

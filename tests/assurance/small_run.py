@@ -68,7 +68,6 @@ def take_steps(run: PrivateRun, steps: int = STEPS, *, save_to: Path | None = No
 
 
 def live(folder: Path) -> None:
-    """One process of the run: begins or resumes it, and takes all its steps."""
     resumed = (folder / "saved" / "checkpoint.safetensors").exists()
     if (folder / "ledger.jsonl").exists():
         Ledger.repair(folder / "ledger.jsonl")

@@ -12,8 +12,6 @@ from small_run import NUMBERS, parts
 
 
 class Coins:
-    """A source of bits that gives these words."""
-
     def __init__(self, words: list[int]) -> None:
         self._words = np.array(words, dtype=np.uint64)
 

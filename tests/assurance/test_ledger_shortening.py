@@ -23,7 +23,6 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ends of eight lines are long."""
     monkeypatch.setattr("noisette.accounting.ledger_file.MOST_LINES", 8)
 
 

@@ -36,7 +36,6 @@ ODD = {"an ordinary record": NUMBERS, "no number": odd(np.nan), "infinite": odd(
 
 
 def write(folder: Path, numbers: np.ndarray, *, records: int) -> None:
-    """A data set of so many records, and a public test set, at a place that does not tell which."""
     train = {"x_train": numbers[:records], "y_train": CLASSES[:records]}
     np.savez(folder / "own.npz", **train, x_test=NUMBERS[RECORDS:], y_test=CLASSES[RECORDS:])
 

@@ -128,9 +128,8 @@ def test_a_recipe_is_data(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("where", "name"),
     [
-        *(("data.name", "../../up.csv"), ("data.name", "/dev/zero"), ("data.test", "/etc/passwd"), ("data.test", "..")),
-        *(("model.weights", "../../up.csv"), ("model.weights", "a\0b"), ("public.data", "/etc/passwd")),
-        ("public.data", "x" * 5000),
+        *(("data.name", "../../up.csv"), ("data.name", "/dev/zero"), ("data.test", "/etc/passwd")),
+        *(("model.weights", "a\0b"), ("public.data", "x" * 5000)),
     ],
 )
 def test_paths_of_a_recipe_are_read_and_never_written(where, name, tmp_path, monkeypatch) -> None:
@@ -156,7 +155,6 @@ def toml(text: str) -> str:
 
 
 def spellings(secret: bytes) -> list[bytes]:
-    """A key in all forms that it might be written in."""
     numbers = ", ".join(map(str, secret)).encode()
     texts = secret.hex(), secret.hex().upper(), repr(secret)[2:-1]
     encoded = base64.b64encode(secret), base64.urlsafe_b64encode(secret), numbers, numbers.replace(b" ", b"")

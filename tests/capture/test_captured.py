@@ -28,8 +28,6 @@ class Scaled:
 
 
 class Clock:
-    """Seconds that pass only where the test says so."""
-
     now = 0.0
 
     def perf_counter(self) -> float:
@@ -52,8 +50,6 @@ def in_place_of(captured: Captured, *graphs: module._Timed) -> None:
 
 
 class Replaced(Graph):
-    """A graph that computes by this function."""
-
     def __init__(self, function: Function) -> None:
         object.__setattr__(self, "function", function)
         object.__setattr__(self, "operations", 1)

@@ -264,7 +264,6 @@ def in_place(m: Part, x: Tensor) -> Tensor:
 
 
 def inner_gradient(m: Part, x: Tensor) -> Tensor:
-    """The gradient of the score at the input, as in a penalty or a diffusion model."""
     return m.layer(x) * torch.func.grad(lambda v: v.sin().sum())(x).sum()
 
 

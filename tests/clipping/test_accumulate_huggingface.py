@@ -118,7 +118,6 @@ def of_the_model(model: nn.Module, **batch: Tensor) -> Tensor:
 
 
 def assert_exact(model: nn.Module, batch: Batch) -> None:
-    """The sum is that of the gradients of each example alone, of which none is clipped."""
     truth = example_gradients(model, of_the_model, batch).clipped(1e9).vector
     found = clipped_by(model, 1e9, lambda model, batch: model(**batch).loss, (transformers.BatchEncoding(batch),))
     assert float((found - truth).norm()) <= 1e-9 * float(truth.norm())

@@ -20,8 +20,6 @@ Step = Callable[["Drawn", Tensor, Tensor], Tensor]  # the model, a value, anothe
 
 
 class Drawn(nn.Module):
-    """A few steps in a random order; each takes the last value, or sometimes an earlier one."""
-
     def __init__(self, seed: int) -> None:
         super().__init__()
         torch.manual_seed(seed)

@@ -165,7 +165,6 @@ def dropped_in_place(m: Forward, x: Tensor) -> Tensor:
 
 
 def choices(form: Callable[..., Tensor], *parts: Sequence[int], seed: int, engine: Engine | None = None) -> Tensor:
-    """The clipped gradients of records, one sum for each microbatch."""
     model, x, found = net(form), rows(8), []
     for part in parts:
         clip = PerExampleClip(model, 1e6, engine=engine, capture="eager")
@@ -212,7 +211,6 @@ def test_what_decides_no_branch_is_drawn_for_each_example() -> None:
 
 
 def test_a_run_gives_all_microbatches_one_draw() -> None:
-    """And another one in the next step; the numbers follow from the key of the run."""
     seen: list[bool] = []
     model = net(lambda m, x: m.f(x) if seen.append(bool(torch.rand([]) < 0.5)) or seen[-1] else 2 * m.f(x))
     of_steps, clip = [], {"max_grad_norm": 1.0, "capture": "eager"}

@@ -41,8 +41,6 @@ WRITES = {"added": added, "row": row_set, "replaced": replaced, "two buffers": t
 
 
 class Model(nn.Module):
-    """Its output depends on a buffer, which each call writes."""
-
     seen: Tensor
     scale: Tensor
     count: Tensor

@@ -183,7 +183,6 @@ def test_what_cannot_be_seen_for_all_examples_is_exact_one_by_one(name: str) -> 
 
 
 def test_a_loss_that_has_written_into_its_arguments_is_not_called_again() -> None:
-    """Its remedy, a copy, gives the sum of single examples."""
     x = torch.randn(6, 4, dtype=torch.float64)
     with pytest.raises(PrivacyError, match=r"x = x\.clone\(\)"):
         summed(lambda m, x: m.f(x.mul_(2)) * x.unique().shape[0], x.clone())

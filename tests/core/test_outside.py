@@ -116,7 +116,6 @@ def test_without_a_run_a_new_tensor_in_the_second_call_is_refused() -> None:
 
 
 def test_a_teacher_from_before_the_run_may_train_or_not() -> None:
-    """Frozen or not; nothing is added to its gradients."""
     teacher, model = net(), net()
     with torch.no_grad():
         teacher.weight.mul_(2)

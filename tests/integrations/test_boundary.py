@@ -48,8 +48,6 @@ class Run:
 
 
 class Private:
-    """A model behind its boundary, called as a loop calls it."""
-
     def __init__(self, model: nn.Module, *, mean: bool = True) -> None:
         self.clip = PerExampleClip(model, C)
         self.optimizer = torch.optim.SGD(model.parameters(), lr=0.0)

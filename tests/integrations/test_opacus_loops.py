@@ -109,7 +109,6 @@ def test_a_skipped_batch_is_refused() -> None:
 
 
 def test_masks_are_secret() -> None:
-    """Also where the loop seeds torch's generator."""
     masks = []
     for _ in range(2):
         model = nn.Sequential(nn.Linear(5, 64), nn.Dropout(0.5))

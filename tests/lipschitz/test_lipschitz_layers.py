@@ -153,7 +153,6 @@ every_training_layer = pytest.mark.parametrize("layer", training.values(), ids=t
 
 
 def moved(layer: Layer) -> nn.Module:
-    """The layer in double precision, with changed weights that are in their sets."""
     module = layer.make().double()
     with torch.no_grad():
         for p in module.parameters():

@@ -60,7 +60,6 @@ class ByHand:
         return forward
 
     def gradients(self, x: Tensor) -> Tensor:
-        """The gradient of each example, (b, parameters)."""
         params = list(self.model.parameters())
         rows = [torch.autograd.grad(losses(self.model, row).sum(), params, retain_graph=True) for row in x.split(1)]
         return torch.stack([torch.cat([g.flatten() for g in row]) for row in rows])

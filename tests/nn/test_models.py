@@ -154,7 +154,6 @@ def test_batch_norm_is_refused_until_it_is_replaced() -> None:
 @pytest.mark.parametrize(
     ("network", "shape"),
     [(partial(models.resnet, width=2, norm=models.layer_norm), (3, 8, 8)), (models.encoder, (5, 6))],
-    ids=["resnet-18", "encoder"],
 )
 def test_clipped_sums_are_exact(network: Callable[..., nn.Module], shape: tuple[int, ...]) -> None:
     case = Case("", partial(network, shape, 4), labelled(*shape), cross_entropy)

@@ -29,12 +29,10 @@ SHAPES = {"weight": (7, 3), "bias": (301,), "scale": ()}
 
 
 def matrix(coefficients: Sequence[float], steps: int) -> np.ndarray:
-    """C, written out."""
     return np.sum([np.diag(np.full(steps - k, c), -k) for k, c in enumerate(coefficients[:steps])], axis=0)
 
 
 def independent(steps: int, name: str, numel: int, first: int = 0) -> np.ndarray:
-    """The independent noise of these steps, (steps, numel)."""
     rows = []
     for step in range(first, first + steps):
         row = torch.zeros(numel, dtype=torch.float64)

@@ -19,7 +19,6 @@ MANY = 10**9
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
-    """The graphs that were to be compiled."""
     found: list[Graph] = []
 
     def compiled(graph: Graph, inputs: Any) -> Graph:

@@ -120,7 +120,6 @@ TIMEOUT, PATIENCE = 6.0, 20.0  # seconds; the second is for ranks that come, on 
 
 
 def spent(folder: Path) -> int:
-    """The number of steps that the ledger counts, after a last line that was cut off is dropped."""
     Ledger.repair(folder / "ledger.jsonl")
     return sum(Ledger.read(folder / "ledger.jsonl").events.values())
 

@@ -56,7 +56,6 @@ def text_loss(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def sharded(model: Transformer, kind: str) -> nn.Module:
-    """The model on the ranks of the process group, if there is one."""
     if not dist.is_initialized():
         return model
     size = dist.get_world_size()
@@ -98,8 +97,6 @@ def take_steps(kind="fsdp", *, dtype=torch.float64, size=3, loss=text_loss, **de
 
 
 def spoilt(word: int) -> Course:
-    """Texts that begin with this word have gradients that are not finite."""
-
     def loss(model: nn.Module, x: Tensor) -> Tensor:
         return text_loss(model, x) / (x[:, 0] != word).double().squeeze()
 
@@ -173,7 +170,6 @@ def same(courses: list[Course], truth: Course) -> None:
 @pytest.mark.parametrize(
     ("kind", "size", "settings"),
     [("fsdp", 2, {}), ("hsdp", 4, {}), ("kept", 2, {}), ("fsdp", 3, {"rate": 0.03}), ("hsdp", 4, {"bands": 3})],
-    ids=str,
 )
 def test_a_run_is_that_of_one_process(kind: str, size: int, settings: dict[str, float]) -> None:
     work = partial(take_steps, kind, **settings)
@@ -188,7 +184,6 @@ def test_a_run_is_that_of_one_process(kind: str, size: int, settings: dict[str, 
 @pytest.mark.parametrize(
     ("kind", "size", "bands", "dtype"),
     [("fsdp", 3, None, torch.float32), ("hsdp", 4, None, torch.float64), ("fsdp", 2, 3, torch.float64)],
-    ids=str,
 )
 def test_the_noise_of_shards_is_the_same_bit_for_bit(kind, size, bands, dtype) -> None:
     work = partial(take_steps, kind, rate=1e-9, expected=10.0, dtype=dtype, bands=bands)

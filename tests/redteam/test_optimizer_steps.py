@@ -39,8 +39,6 @@ class Centred(SGD):
 
 
 class Lookahead(Optimizer):
-    """Steps an inner optimizer, and goes half of the way back after every second step."""
-
     def __init__(self, inner: Optimizer) -> None:
         super().__init__(inner.param_groups, {})
         self.inner, self.steps = inner, 0
@@ -75,7 +73,6 @@ class FailsOnce(SGD):
 
 
 def trained(model: nn.Module, optimizer: Any, step: Callable[[], Any] | None = None, steps: int = 3) -> Tensor:
-    """The weights after a run, which draws noise once for each step."""
     drawn: list[int] = []
     whole = GaussianRelease.__call__
 
@@ -205,7 +202,6 @@ ENDS: dict[str, Callable[[PrivateRun], object]] = {
 
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
 def test_the_optimizer_is_plain_again(end: Callable[[PrivateRun], object]) -> None:
-    """Plain fine-tuning and another run on the same parameters follow."""
     model = small_model()
     optimizer = SGD(model.parameters(), lr=0.3)
     first = small_run(model, optimizer)
@@ -268,8 +264,6 @@ def test_a_disabled_grad_scaler_changes_nothing() -> None:
 
 
 class NoHooks(Optimizer):
-    """Looks like an optimizer and lets torch know nothing of its steps."""
-
     def __init__(self, inner: Optimizer) -> None:
         self.inner = inner
 

@@ -113,7 +113,6 @@ class Writes(nn.Module):
 
 
 def remembers(module: Writes, x: Tensor) -> None:
-    """A record leaves a trace, by a branch on its values."""
     if (x > 20).any():
         module.seen.fill_(1)
         module.mean.add_(1.0)
@@ -424,7 +423,6 @@ def test_secret_seeds_are_too_many_to_be_tried() -> None:
 
 
 def different_gradients(draw: Callable[[], Any]) -> int:
-    """How many records of a microbatch have another number than all others."""
     rows = torch.eye(SIZE, dtype=torch.float64)
     clip = noisette.PerExampleClip(nn.Linear(SIZE, 1, bias=False, dtype=torch.float64), 10.0)
     clip.accumulate(lambda model, x: model(x).sum() * (1 + draw()), rows)

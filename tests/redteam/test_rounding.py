@@ -26,7 +26,6 @@ def clipped_sum(model: nn.Module, x: Tensor, scale: Tensor, bound: float, engine
 
 
 def orders(b: int, d: int) -> dict[str, tuple[Tensor, Tensor]]:
-    """Inputs (b, d) and factors on the losses (b,) whose sums round badly."""
     ones = torch.ones(b, d)
     big_first = torch.full((b,), 1e-7 / d**0.5)
     big_first[::256] = 10
@@ -139,14 +138,6 @@ def test_the_noise_is_that_of_the_bound_and_the_allowance() -> None:
     release([BoundedSum((p,), (zeros,), 0.5)], {id(p): "p"}, step=1)
     assert release.deviations[id(p)] == pytest.approx(2.0 * 0.5 * MOST / 10.0, rel=1e-12)
     assert ROUNDING == MOST - 1
-
-
-def test_noise_on_bfloat16_is_drawn_in_single_precision_and_rounded_once() -> None:
-    p, q = (nn.Parameter(torch.zeros(1000, dtype=dtype)) for dtype in (torch.bfloat16, torch.float32))
-    for parameter in (p, q):
-        release = GaussianRelease(SecretKey(bytes(32)), 1.0, 4.0)
-        release([BoundedSum((parameter,), (torch.full((1000,), 3.0),), 1.0)], {id(parameter): "p"}, step=1)
-    assert torch.equal(p.grad, q.grad.bfloat16())
 
 
 def test_complex_parameters_are_refused_by_name() -> None:

@@ -198,7 +198,6 @@ def squares(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 def sums_of(make: Callable[[], nn.Module], batches: list[Tensor], loss: Loss = squares) -> list[Tensor]:
-    """The clipped sums of batches that one model sees one after the other."""
     torch.manual_seed(0)
     clip, found = PerExampleClip(make(), C), []
     clip.before_first_batch()
@@ -280,8 +279,6 @@ def test_texts_are_read_one_example_at_a_time() -> None:
 
 
 class TimeFirst(nn.Module):
-    """Applies a layer to (positions * examples) rows, and averages over the positions."""
-
     def __init__(self) -> None:
         super().__init__()
         self.hidden, self.out = nn.Linear(6, 6), nn.Linear(6, 3)

@@ -155,7 +155,6 @@ def test_positions_that_cancel_leave_nothing_behind() -> None:
 
 @pytest.mark.parametrize("engine", [BookKeeping(), ReweightGP()], ids=lambda e: type(e).__name__)
 def test_a_pass_in_bfloat16_keeps_its_factors(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sum is that of the same factors in single precision."""
     torch.manual_seed(0)
     layers = [layer for sizes in ((6, 8), (8, 8), (8, 3)) for layer in (nn.Linear(*sizes), nn.Tanh())]
     model, x, sums = nn.Sequential(*layers), torch.randn(7, 5, 6), []

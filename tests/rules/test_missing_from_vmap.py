@@ -118,7 +118,6 @@ def of_a_leaf(m: Any, x: Tensor) -> Tensor:
 
 
 def of_nothing(m: Any, x: Tensor, mask: Tensor) -> Tensor:
-    """Cross entropy over the rows that a mask selects, of some examples none."""
     scores = (x[:, :, None] * m(x)[:, None, :]).flatten(0, 1)[:3]
     return F.cross_entropy(scores[mask[0]], torch.arange(3)[mask[0]], reduction="sum")
 

@@ -25,8 +25,6 @@ every_engine = pytest.mark.parametrize("engine", [*WITH_RULES, PerExampleLoop()]
 
 
 def frozen(*kinds: type[nn.Module] | str) -> Callable[[], nn.Module]:
-    """The small convolutional net with layers of these types, or parameters of these names, frozen."""
-
     def make() -> nn.Module:
         model = cnn()
         for module in model.modules():

@@ -103,7 +103,6 @@ def made(form: Form) -> tuple[Weights, list[Tensor], list[Tensor]]:
 
 
 def watch(monkeypatch: pytest.MonkeyPatch, operation: Operation) -> list[bool]:
-    """Whether the operation left ``vmap``, for each of its calls from now on."""
     leave, left = PHYSICAL[operation], []
 
     def watched(*arguments: Any) -> Any:
@@ -120,7 +119,6 @@ def ids(*shape: int, below: int = 5) -> Callable[[int], Tensor]:
 
 
 def flags(*shape: int) -> Callable[[int], Tensor]:
-    """Boolean masks with at least one true in each row of the last axis."""
     return lambda b: (torch.rand(b, *shape) > 0.4).index_fill(-1, torch.tensor([0]), True)
 
 

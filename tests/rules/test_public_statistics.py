@@ -20,7 +20,6 @@ B, C = 4, 3
 
 
 def statistics_of(weight: Tensor, bias: Tensor, public: Tensor) -> tuple[Statistic, Statistic]:
-    """Mean and variance of a linear layer's outputs over a public batch, and their derivatives in closed form."""
     outputs = public @ weight.t() + bias
     mean, centred = outputs.mean(0), outputs - outputs.mean(0)
     channels = Channels(weight.shape)

@@ -42,12 +42,10 @@ def private_gradients(model: nn.Module, loss: Loss) -> Callable[..., list[Tensor
 
 
 def traced(gradients: Callable[..., list[Tensor]], *batch: Tensor) -> Graph:
-    """The graph, from other examples than those of the batch, of the same shapes."""
     return trace(gradients, [torch.randn_like(part) for part in batch])
 
 
 def check(model: nn.Module, loss: Loss, *batch: Tensor) -> fx.Graph:
-    """Check the graph's gradients of each example, and their norms, against single examples in plain PyTorch."""
     graph = traced(private_gradients(model, loss), *batch)
     found = graph(batch)
     params = [p for p in model.parameters() if p.requires_grad]

@@ -22,7 +22,6 @@ def cast(batch: Batch, dtype: torch.dtype) -> Batch:
 
 
 def moved(model: nn.Module) -> None:
-    """An optimizer step, in place of the release."""
     with torch.no_grad():
         for p in model.parameters():
             p.add_(torch.randn_like(p), alpha=0.02)
@@ -38,7 +37,6 @@ def copied(source: nn.Module, target: nn.Module) -> None:
 
 
 def graphs_of(clip: PerExampleClip) -> list[_Timed]:
-    """All graphs of a clip, with their calls."""
     sizes = [size for kind in clip._captured._kinds.values() for size in kind.captured._sizes.values()]
     return [timed for size in sizes for timed in size.graphs]
 

@@ -47,7 +47,6 @@ def tree(folder: Path) -> set[str]:
 
 
 def after_step(step: int, action: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do something when the progress after this step of a run has been shown."""
     shown = Watch.on_step
 
     def on_step(watch: Watch, run: PrivateRun, point: Point) -> None:

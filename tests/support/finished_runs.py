@@ -27,7 +27,6 @@ def drawn(name: str, shape: tuple[int, ...], seed: int, *, classes: int = 10, si
 
 
 def line(plan: Plan) -> str:
-    """A finished run, as it might have gone: it learns quickly and ends a little above 0.95."""
     steps = [max(1, round(plan.steps * k / 20)) for k in range(1, 21)]
     points = [[step, 0.95 - 0.5 * math.exp(-step / 300) + 0.001 * plan.seed] for step in steps]
     facts = {"data": plan.setting.data, "setting": asdict(plan.setting), "seed": plan.seed, "steps": plan.steps}

@@ -35,7 +35,6 @@ def spectral_norm(matrix: Tensor) -> float:
 
 
 def joint(sums: Iterable[BoundedSum]) -> Tensor:
-    """The sums of all parameters as one vector, in double precision."""
     return torch.cat([g.double().flatten() for part in sums for g in part.grads])
 
 

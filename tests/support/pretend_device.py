@@ -146,7 +146,6 @@ def _computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _crosses(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether a copy is one from or to the processor."""
     if name == "copy_":
         return isinstance(args[0], OnDevice) != isinstance(args[1], OnDevice) and bool(args[1].dim())
     target = kwargs.get("device")

@@ -80,7 +80,6 @@ def take_steps(
 
 
 def whole(tensor: Any) -> Tensor:
-    """A copy of the values, those of all ranks where the tensor is sharded."""
     return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).clone()
 
 

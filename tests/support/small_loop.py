@@ -95,7 +95,6 @@ def process(run: PrivateRun, batch: Batch, size: int = 16) -> None:
 
 
 def flat(model: nn.Module) -> Tensor:
-    """All parameters as one vector."""
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
