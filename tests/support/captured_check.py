@@ -2,7 +2,6 @@
 
 import copy
 import itertools
-from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from captured_models import Batch, Loss, Model
 from noisette import PerExampleClip
 from noisette.capture.captured import _Timed
+from oracle import example_gradients
 
 SIZES = (17, 17, 18, 17)  # rows of microbatches that one graph of 18 rows takes
 BOUND = 0.1
@@ -47,65 +47,45 @@ def assert_captured(clip: PerExampleClip, way: str = "graph", calls: int = 2) ->
     assert sum(timed.calls for timed in graphs_of(clip) if timed.is_compiled == (way == "compiled")) >= calls
 
 
-def by_single_examples(model: nn.Module, loss: Loss, batch: Batch, bound: float) -> tuple[list[Tensor], Tensor]:
-    """The clipped sum of each parameter, and the norms, by one backward pass for each example."""
-    named = [p for p in model.parameters() if p.requires_grad]
-    sums, norms = [torch.zeros_like(p) for p in named], []
-    for i in range(len(next(iter(batch.values())))):
-        value = loss(model, **{name: tensor[i : i + 1] for name, tensor in batch.items()})
-        gradients = torch.autograd.grad(value.sum(), named, allow_unused=True, materialize_grads=True)
-        norms.append(torch.stack([g.norm() for g in gradients]).norm())
-        for total, g in zip(sums, gradients, strict=True):
-            total += g * min(1.0, bound / float(norms[-1]))
-    return sums, torch.stack(norms)
-
-
-def sums_of(clip: PerExampleClip, loss: Loss, batch: Batch, cast_to: torch.dtype | None = None) -> list[Tensor]:
+def sums_of(clip: PerExampleClip, loss: Loss, batch: Batch, cast_to: torch.dtype | None = None) -> Tensor:
+    """The sums of all parameters as one vector in double precision."""
     with torch.autocast("cpu", cast_to) if cast_to else nullcontext():
         clip.accumulate(loss, **batch)
-    return [grad for sum in clip.pop_sums() for grad in sum.grads]
+    return torch.cat([grad.double().flatten() for sum in clip.pop_sums() for grad in sum.grads])
 
 
-def error_of(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+def error_of(found: Tensor, expected: Tensor) -> float:
     """The norm of the difference, as a share of the norm."""
-    pairs = [(a.double(), b.double()) for a, b in zip(found, expected, strict=True)]
-    size = sum(float(b.square().sum()) for _, b in pairs)
-    assert size > 0
-    return (sum(float((a - b).square().sum()) for a, b in pairs) / size) ** 0.5
+    assert expected.any()
+    return float((found - expected).norm() / expected.norm())
 
 
-def check_exact(model: Model, **settings: Any) -> float:
+def check_exact(model: Model) -> float:
     """Sums of a captured step in double precision, with weights that change in between, against single examples."""
-    private = model.make().double()
-    plain = copy.deepcopy(private)
+    private, errors = model.make().double(), []
     batches = [cast(model.batch(b), torch.float64) for b in SIZES]
-    _, norms = by_single_examples(plain, model.loss, batches[0], 1.0)
-    bound = float(norms.median()) * 1.0001
-    clip = PerExampleClip(private, bound, capture="graph", **settings)
-    errors = []
+    bound = float(torch.tensor(example_gradients(private, model.loss, batches[0]).norms).median()) * 1.0001
+    clip = PerExampleClip(private, bound, capture="graph")
     for batch in batches:
-        found = sums_of(clip, model.loss, batch)
-        copied(private, plain)
-        expected, _ = by_single_examples(plain, model.loss, batch, bound)
-        errors.append(error_of(found, expected))
+        truth = example_gradients(private, model.loss, batch).clipped(bound).vector
+        errors.append(error_of(sums_of(clip, model.loss, batch), truth))
         moved(private)
     assert_captured(clip)
     return max(errors)
 
 
-def both(model: Model, capture: Any, **settings: Any) -> tuple[PerExampleClip, PerExampleClip]:
+def both(model: Model, capture: Any) -> tuple[PerExampleClip, PerExampleClip]:
     """A clip of the model whose steps are captured, and one of a copy of it whose steps are not."""
     private = model.make()
-    other = copy.deepcopy(private)
-    eager = PerExampleClip(other, BOUND, capture="eager", **settings)
-    return PerExampleClip(private, BOUND, capture=capture, **settings), eager
+    eager = PerExampleClip(copy.deepcopy(private), BOUND, capture="eager")
+    return PerExampleClip(private, BOUND, capture=capture), eager
 
 
-def check_equal(model, cast_to=None, capture="graph", sizes=SIZES, **settings) -> float:
+def check_equal(model: Model, cast_to: torch.dtype | None = None, capture: Any = "graph") -> float:
     """Sums of a captured step in single precision against those of the same step in the ordinary way."""
-    clip, eager = both(model, capture, **settings)
+    clip, eager = both(model, capture)
     errors = []
-    for b in sizes:
+    for b in SIZES:
         batch = cast(model.batch(b), torch.float32)
         found = sums_of(clip, model.loss, batch, cast_to)
         errors.append(error_of(found, sums_of(eager, model.loss, batch, cast_to)))
@@ -115,12 +95,12 @@ def check_equal(model, cast_to=None, capture="graph", sizes=SIZES, **settings) -
     return max(errors)
 
 
-def check_same_draws(model: Model, capture: Any = "graph", **settings: Any) -> float:
+def check_same_draws(model: Model) -> float:
     """Sums of a captured step of a random model against those of the step itself, from one state of torch's generator.
 
     The examples fill the rows of the graph, so that both draw the same. Buffers are the same at the end, too.
     """
-    clip, eager = both(model, capture, **settings)
+    clip, eager = both(model, "graph")
     batch = model.batch(6)
     states, found = [], []
     for each in (clip, eager):
@@ -130,5 +110,5 @@ def check_same_draws(model: Model, capture: Any = "graph", **settings: Any) -> f
     assert torch.equal(*states)
     for one, two in zip(clip.model.buffers(), eager.model.buffers(), strict=True):
         torch.testing.assert_close(one, two)
-    assert_captured(clip, capture)
+    assert_captured(clip)
     return max(error_of(one, other) for one, other in zip(*found, strict=True))

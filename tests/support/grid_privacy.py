@@ -39,16 +39,11 @@ Points = tuple[np.ndarray, np.ndarray]  # losses, and ln of their probabilities
 
 @dataclass(frozen=True)
 class Outputs:
-    """Standard Gaussian outputs right of ``low``, that are moved by at most ``shift`` under P.
+    """Standard Gaussian outputs right of ``low``, that are moved by at most ``shift`` under P."""
 
-    Args:
-        loss: a monotonic function of outputs.
-        log_weight: ln of the density under Q, over that of a standard Gaussian.
-    """
-
-    loss: Callable[[np.ndarray], np.ndarray]
+    loss: Callable[[np.ndarray], np.ndarray]  # a monotonic function of outputs
     shift: float
-    log_weight: Callable[[np.ndarray], np.ndarray] = np.zeros_like
+    log_weight: Callable[[np.ndarray], np.ndarray] = np.zeros_like  # ln of the density under Q, over that of Gaussians
     low: float = -math.inf
 
     def points(self, power: float, h: float, least: float, most: float) -> Points:
