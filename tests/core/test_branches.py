@@ -190,8 +190,8 @@ def test_a_random_branch_is_the_same_for_all_records_of_a_batch(form: Callable[.
 def test_layers_are_dropped_as_often_as_they_should_be() -> None:
     found = []
     model = net(lambda m, x: m.f(x) if found.append(bool(torch.rand([]) < 0.25)) or found[-1] else m.f(-x))
+    clip = PerExampleClip(model, 1.0, capture="eager")
     for seed in range(400):
-        clip = PerExampleClip(model, 1.0, capture="eager")
         clip.begin_batch(1.0, seed)
         clip.accumulate(squares, rows(2))
         clip.end_batch()

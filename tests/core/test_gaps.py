@@ -43,7 +43,7 @@ def first_gap(word: int, rate: float, further: int = 2**63) -> tuple[int, Words]
 
 
 def gap_of(numerator: int, bits: int, rate: float) -> int:
-    with mpmath.workdps(1200):
+    with mpmath.workdps(300):
         number = mpmath.mpf(numerator) / mpmath.mpf(2) ** bits
         return int(mpmath.floor(mpmath.log(number) / mpmath.log(1 - mpmath.mpf(rate)))) + 1
 

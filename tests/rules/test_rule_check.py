@@ -79,7 +79,7 @@ def wrong_in(result: str) -> Rule:
     def named(examples, dy, input, weight):
         return Wrong(right(examples, dy, input, weight), result)
 
-    named.__name__ = f"{result}_wrong"
+    named.__name__ = named.__qualname__ = f"{result}_wrong"
     return named
 
 

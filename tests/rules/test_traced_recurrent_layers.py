@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from test_recurrent import FEATURES, KINDS, UNITS, T, every_kind
+from test_recurrent import FEATURES, KINDS, UNITS, T, each_recurrence, every_kind
 from torch import Tensor, fx, nn
 
 from bfloat16_lstm import skip_without_bfloat16_lstm
@@ -98,7 +98,7 @@ def test_loss_of_one_part_alone(kind: str, part: str, unrolled: bool) -> None:
     check(model, loss, torch.randn(B, T, FEATURES, dtype=torch.float64))
 
 
-@every_kind
+@each_recurrence
 def test_dropout_between_layers(kind: str, unrolled: bool) -> None:
     model, x = layer(kind, num_layers=2, dropout=0.5, batch_first=True), torch.randn(B, T, FEATURES).double()
     gradients = private_gradients(model, everything)
