@@ -20,7 +20,9 @@ from noisette.core.clip import Engine
 from papers import networks
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if "group norm" in name else []) for name in MODELS]
+)
 def test_sums_are_those_of_single_examples(name: str) -> None:
     assert check_exact(MODELS[name]) <= 1e-10
 

@@ -38,7 +38,8 @@ class HostReads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-every_model = pytest.mark.parametrize("name", ["LeNet-5", "VGG, group norm", "Transformer encoder", "LSTM"])
+LARGE = pytest.param("VGG, group norm", marks=pytest.mark.slow)
+every_model = pytest.mark.parametrize("name", ["LeNet-5", LARGE, "Transformer encoder", "LSTM"])
 every_engine = pytest.mark.parametrize("engine", [BookKeeping(), ReweightGP()], ids=lambda e: type(e).__name__)
 
 

@@ -75,14 +75,11 @@ def test_an_error_inside_leaves_no_recording() -> None:
     assert operations(recorded(model)) == ["linear"] * 3
 
 
-def test_second_rule_of_an_operand_is_refused() -> None:
-    with pytest.raises(ValueError, match="has a rule for its operand 'weight' already"):
-        rule(torch.nn.functional.linear, operand="weight")(lambda b, dy, input, weight, bias=None: None)
-
-
-def test_rule_must_take_its_operand() -> None:
+def test_a_second_rule_of_an_operand_and_one_of_none_are_refused() -> None:
     with pytest.raises(ValueError, match="no operand 'other'"):
         rule(torch.hypot, operand="other")(lambda b, dy, input: None)
+    with pytest.raises(ValueError, match="has a rule for its operand 'weight' already"):
+        rule(torch.nn.functional.linear, operand="weight")(lambda b, dy, input, weight, bias=None: None)
 
 
 def test_named_arguments() -> None:

@@ -274,7 +274,7 @@ SKIPPED = {  # of estimators that are tagged as non-deterministic, and where pan
 }
 
 
-@pytest.mark.parametrize("kind", [PrivateClassifier, PrivateRegressor])
+@pytest.mark.parametrize("kind", [PrivateClassifier, pytest.param(PrivateRegressor, marks=pytest.mark.slow)])
 def test_every_check_passes_but_for_the_randomness(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With one key for all fits they are equal, so that every check can pass, and all of them do."""
     monkeypatch.setattr(Alone, "key", lambda self: SecretKey(bytes(32)))

@@ -240,26 +240,31 @@ def test_a_record_without_a_loss_is_refused(tmp_path: Path) -> None:
 STEPS = 14  # a graph is compared with the step itself in calls 8 and 16, and in none between them
 
 
-class Annealed(PrivateTrainer):
+class Turned(PrivateTrainer):
+    """A weight in an attribute, which a callback sets."""
+
+    weight = 0.0
+
     def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:  # type: ignore[override]
-        loss = super().compute_loss(model, inputs)
-        return loss * (0.0 if self.state.global_step < STEPS - 4 else 1.0)
+        return super().compute_loss(model, inputs) * self.weight
 
 
 @pytest.mark.usefixtures("little_noise")
-def test_a_captured_step_notices_what_the_loss_reads_of_its_trainer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_captured_step_notices_what_the_loss_reads_of_its_trainer(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(module_of_trainer, "PerExampleClip", partial(PerExampleClip, capture="graph"))
     norms: list[float] = []
 
     class Norms(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == STEPS - 4:
+                trainer.weight = 1.0
+
         def on_optimizer_step(self, *_: Any, model: Any = None, **__: Any) -> None:
             norms.append(sum(float(p.grad.norm()) for p in model.parameters() if p.grad is not None))
 
     args = arguments(tmp_path, max_steps=STEPS, per_device_train_batch_size=8, learning_rate=0.0)
     same = [{"input_ids": [5 + k, 6, 7, 8], "label": k % 2} for k in range(8)]  # one bucket, and all in each batch
-    trainer = Annealed(model(), args, train_dataset=same, callbacks=[Norms()])
+    trainer = Turned(model(), args, train_dataset=same, callbacks=[Norms()])
     torch.manual_seed(0)
     trainer.train()
     assert max(norms[:-4]) < 1e-3

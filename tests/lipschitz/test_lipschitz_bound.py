@@ -203,25 +203,22 @@ LAYERS = {
 }
 
 
-def test_numbers_outside_their_domain_are_refused() -> None:
+def test_numbers_outside_their_domain_and_stray_parameters_are_refused() -> None:
     with pytest.raises(ValueError, match="slack"):
         bound_of(dense(6, 4), 6, slack=-0.1)
     with pytest.raises(ValueError, match="rule with one constant clipping norm"):
         bound_of(dense(6, 4), 6, logit_clipping=AdaptiveClip(0.1))
     with pytest.raises(ValueError, match="no trainable parameter"):
         bound_of(dense(6, 4).requires_grad_(False), 6)
+    model = dense(6, 8, 4)
+    model.register_parameter("stray", nn.Parameter(torch.zeros(3)))
+    with pytest.raises(PrivacyError, match="no module states a sensitivity for stray"):
+        bound_of(model, 6)
 
 
 @pytest.mark.parametrize(("model", "message"), LAYERS.values(), ids=LAYERS)
 def test_a_model_without_a_bound_is_refused(model: nn.Module, message: str) -> None:
     with pytest.raises(PrivacyError, match=message):
-        bound_of(model, 6)
-
-
-def test_a_parameter_without_a_sensitivity_is_refused() -> None:
-    model = dense(6, 8, 4)
-    model.register_parameter("stray", nn.Parameter(torch.zeros(3)))
-    with pytest.raises(PrivacyError, match="no module states a sensitivity for stray"):
         bound_of(model, 6)
 
 

@@ -54,6 +54,7 @@ def test_without_a_compiler_noise_is_drawn_as_before(monkeypatch: pytest.MonkeyP
     assert torch.equal(one, two)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [32, 300])  # sums of several microbatches are in double precision
 @pytest.mark.usefixtures("known_key")
 @pytest.mark.skipif(why_not_compiled() is not None, reason="no compiler")

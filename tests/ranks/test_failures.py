@@ -136,7 +136,7 @@ def check_stopped(outcomes: list[Outcome], victim: int) -> None:
 
 
 STRUCK = [(place, victim) for victim in (0, 1) for place in PLACES]
-QUICK = {("after the commit", 0), ("after the parts are gathered", 0), ("in a microbatch", 1), ("in the noise", 0)}
+QUICK = {("after the commit", 0), ("after the parts are gathered", 0), ("in a microbatch", 1)}
 
 
 @pytest.mark.parametrize(

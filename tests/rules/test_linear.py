@@ -109,13 +109,10 @@ def test_factor(equation: str, shapes: list[tuple[int, ...]], place: int, form: 
     assert type(found) is form
 
 
-def test_diagonal_of_a_weight_is_refused() -> None:
+@pytest.mark.parametrize("shape", [(B, 3), (1, 3)])
+def test_a_weight_that_holds_the_examples_and_a_diagonal_of_one_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="takes a diagonal of a weight"):
         factor_gradients(Examples(B), double(B), "bi,ii->b", [double(B, 3), double(3, 3)], 1)
-
-
-@pytest.mark.parametrize("shape", [(B, 3), (1, 3)])
-def test_a_weight_that_holds_the_examples_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=f"a weight holds the {B} examples"):
         factor_gradients(Examples(B), double(B, 3), "bi,bi->bi", [double(B, 3), double(*shape)], 1)
 

@@ -191,4 +191,6 @@ def numbers_as_tensors() -> int:
     )
 
 
-HARMLESS = (a_wrapper_inside, a_static_graph, ranks_used_twice, numbers_as_tensors)
+def all_harmless() -> dict[str, int]:
+    """The steps of each harmless loop, one after the other."""
+    return {work.__name__: work() for work in (a_wrapper_inside, a_static_graph, ranks_used_twice, numbers_as_tensors)}

@@ -146,8 +146,11 @@ def drawn_words() -> list[int]:
     return words.tolist()
 
 
-def components(rows: int) -> tuple[list[list[float]], str]:
-    """Private principal components of many rows, and what the ledger holds of them."""
-    data = np.random.default_rng(0).normal(size=(rows, 5)) * [9, 5, 1, 1, 1]
-    found = noisette.PrivatePCA(2, noise_multiplier=4.0).fit(data)
-    return found.components_.tolist(), str(found.ledger.events)
+def components(*sizes: int) -> list[tuple[list[list[float]], str]]:
+    """Private principal components of so many rows, and what the ledger holds of them."""
+    found = []
+    for rows in sizes:
+        data = np.random.default_rng(0).normal(size=(rows, 5)) * [9, 5, 1, 1, 1]
+        fitted = noisette.PrivatePCA(2, noise_multiplier=4.0).fit(data)
+        found.append((fitted.components_.tolist(), str(fitted.ledger.events)))
+    return found
