@@ -88,9 +88,6 @@ def drops(m: nn.Module, x: Tensor) -> Tensor:
 
 
 RANDOM = {
-    "dropout": Model(
-        lambda: nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.4), nn.ReLU(), nn.Linear(8, 3)), labelled(4), entropy
-    ),
     "functions": Model(lambda: Forward(drops, layer=nn.Linear(4, 4)), floats(4), squares),
     "BiLSTM": Model(lambda: networks.bilstm_dl((5, 4), 3), labelled(5, 4), entropy),
     "LSTM": Model(lambda: Reader(nn.LSTM, dropout=0.3), words(4), entropy),
