@@ -107,7 +107,6 @@ def record(model: Drawn, seed: int) -> tuple[Tensor, Recording, dict[str, Tensor
 
 
 def descendants(node: Node, known: dict[Node, frozenset[Node]]) -> frozenset[Node]:
-    """Every node that autograd's own edges lead to from this one."""
     if node not in known:
         children = [child for child, _ in node.next_functions if child is not None]
         known[node] = frozenset(children).union(*(descendants(child, known) for child in children))

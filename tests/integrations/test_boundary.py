@@ -79,7 +79,6 @@ def alone(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> list[Tensor]:
 
 
 def distance(one: list[Tensor], other: list[Tensor]) -> float:
-    """The largest relative distance of two sums of a parameter; some gradients are zero but for rounding."""
     return max(float((a - b).norm() / b.norm().clamp_min(1e-3)) for a, b in zip(one, other, strict=True))
 
 

@@ -185,7 +185,6 @@ def trained(model: nn.Sequential, images: Tensor, targets: Tensor, steps: int = 
 
 
 def attacked(model: nn.Module, x: Tensor, classes: Tensor, radii: Tensor, steps: int = 60) -> Tensor:
-    """The smallest lead of the predicted class found by projected gradient descent within the radii."""
     radii = radii.view(-1, *[1] * (x.dim() - 1))
     length = lambda z: z.flatten(1).norm(dim=1).view(radii.shape)  # noqa: E731
     moved = torch.randn_like(x)

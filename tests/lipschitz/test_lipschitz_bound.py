@@ -240,14 +240,12 @@ TAU = 20.0
 
 
 def ratio(bound: LipschitzBound, x: Tensor, label: int, target: str) -> Tensor:
-    """The ratio of one example's gradient norm to its bound, for one parameter, as a differentiable function."""
     loss = F.cross_entropy(TAU * bound.model(x), torch.tensor([label])) / TAU
     [gradient] = torch.autograd.grad(loss, [bound.parameters[target]], create_graph=True)
     return gradient.norm() / bound.sensitivities()[target]
 
 
 def largest_ratio(model: nn.Module, shape: tuple[int, ...], target: str, steps: int = 250, classes: int = 3) -> float:
-    """The largest ratio found for one parameter, over the input, the label and all weights in their sets."""
     bound = LipschitzBound(model, loss=TauCrossEntropy(TAU), input_shape=shape, slack=0.0)
     x = torch.randn(1, *shape, dtype=torch.float64).requires_grad_()
     ascent = torch.optim.Adam([x, *bound.parameters.values()], lr=0.05, maximize=True)

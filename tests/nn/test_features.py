@@ -177,7 +177,6 @@ IMAGES = torch.rand(40, 3, 14, 14, generator=torch.Generator().manual_seed(1)).d
 
 
 def by_loop(features: PatchFeatures, image: np.ndarray) -> np.ndarray:
-    """Resemblances of one image: each patch normalised by itself, and averaged over the quarter it lies in."""
     filters, bias, side = features.filters.numpy(), features.bias.numpy(), features.filters.shape[-1]
     places = range(0, image.shape[1] - side + 1, features.stride)
     found = np.empty((2 * len(filters), len(places), len(places)))

@@ -105,7 +105,6 @@ def spoilt(word: int) -> Course:
 
 
 def start_and_save(folder: Path, steps: int) -> int:
-    """Take some steps of a sharded run and save it; the ledger is on disk."""
     torch.manual_seed(2)
     model = sharded(Transformer().double(), "fsdp")
     with begin(model, ledger=folder / "ledger.jsonl") as run:
@@ -136,7 +135,6 @@ def in_columns() -> nn.Module:
 
 
 def refusals() -> dict[str, str]:
-    """What is said of models that cannot be clipped, by the way out."""
     low, whole = MixedPrecisionPolicy(param_dtype=torch.bfloat16), {"device_id": torch.device("cpu")}
     made = {
         "autocast": lambda: fully_shard(Transformer(), mp_policy=low),

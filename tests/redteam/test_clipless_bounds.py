@@ -101,7 +101,6 @@ class Windows(Stretching):
 
 
 def windows(declared: int) -> LipschitzBound:
-    """A network whose bound grows with the number of windows that contain a pixel."""
     layers = (BoundedInput(2.0), Windows(), lipschitz.SpectralConv2d(49, 4, 1), NormOfChannels())
     return bound_of(nn.Sequential(*layers, SpectralLinear(4, 4)).double(), (1, declared, declared))
 
@@ -171,7 +170,6 @@ class ByMode(Stretching):
 
 
 def lively() -> LipschitzBound:
-    """A network with everything that can be set: an input bound, a mode, a factor, a slope, a bias."""
     layers = (BoundedInput(2.0), SpectralLinear(6, 6), ByMode(), Scale(2.0), nn.LeakyReLU(3.0), SpectralLinear(6, 4))
     return bound_of(nn.Sequential(*layers).double())
 

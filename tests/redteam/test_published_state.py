@@ -89,7 +89,6 @@ OTHER_RUNS: list[dict[str, int]] = [{"records": SIZE - 1}, {"size": 2}, {"record
 
 
 def runs(make: Callable[[], nn.Module]) -> list[dict[str, Any]]:
-    """What is published with all records, and by the other runs."""
     found = []
     for change in ({}, *OTHER_RUNS):
         torch.manual_seed(3)

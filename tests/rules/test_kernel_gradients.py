@@ -28,7 +28,6 @@ def _no_winners(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plain_form(b: int) -> KernelGradients:
-    """Two groups, and few enough positions for Gram matrices."""
     x, w = double(b, 4, 4, 3), double(6, 2, 3, 2)
     numbers = {"stride": (2, 1), "padding": (1, 0), "groups": 2}
     return rule_of(torch.conv2d)(Examples(b), torch.randn_like(torch.conv2d(x, w, **numbers)), x, w, None, **numbers)

@@ -87,7 +87,6 @@ def check_exact(model: Model) -> float:
 
 
 def both(model: Model, capture: Any) -> tuple[PerExampleClip, PerExampleClip]:
-    """A clip of the model whose steps are captured, and one of a copy of it whose steps are not."""
     private = model.make()
     eager = PerExampleClip(copy.deepcopy(private), BOUND, capture="eager")
     return PerExampleClip(private, BOUND, capture=capture), eager

@@ -29,8 +29,6 @@ def cast(inputs: Inputs, dtype: torch.dtype) -> Inputs:
 
 @dataclass
 class Watched:
-    """An engine that remembers the norms it clipped by."""
-
     engine: Engine
     norms: list[Tensor] = field(default_factory=list)
 

@@ -13,7 +13,6 @@ LENGTHS = (3, 9, 5, 2, 8, 4, 7, 6)
 
 
 def records(lengths: Sequence[int] = LENGTHS) -> list[dict[str, Any]]:
-    """Texts of these lengths, with labels of 0 and 1 in turn."""
     drawn = torch.Generator().manual_seed(0)
     return [
         {"input_ids": torch.randint(5, 40, (n,), generator=drawn).tolist(), "label": k % 2}
