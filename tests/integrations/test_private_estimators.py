@@ -1,7 +1,5 @@
 """Private fits of tables: what they learn, what they state, and what they must not read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +67,6 @@ def test_everything_undeclared_is_refused_at_once(make: type[PrivateEstimator]) 
 
 
 def test_public_numbers_do_not_depend_on_the_rows(fitted: PrivateClassifier) -> None:
-    """Fewer rows, of one class alone and within other bounds, give the same public numbers and the same shapes."""
     few = Y == "inside"
     other = classifier().fit(X[few] / 2, Y[few])
     assert fitted.delta_ == 1e-5
@@ -277,7 +274,7 @@ SKIPPED = {  # of estimators that are tagged as non-deterministic, and where pan
 }
 
 
-@pytest.mark.parametrize("kind", [PrivateClassifier, PrivateRegressor])
+@pytest.mark.parametrize("kind", [PrivateClassifier, pytest.param(PrivateRegressor, marks=pytest.mark.slow)])
 def test_every_check_passes_but_for_the_randomness(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With one key for all fits they are equal, so that every check can pass, and all of them do."""
     monkeypatch.setattr(Alone, "key", lambda self: SecretKey(bytes(32)))

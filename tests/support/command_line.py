@@ -1,7 +1,5 @@
 """Calls of the command line, and what lies in the folders of its runs."""
 
-from __future__ import annotations
-
 import json
 import resource
 from collections.abc import Callable, Iterator
@@ -41,7 +39,6 @@ def reseal(run: Path, facts: dict[str, Any]) -> None:
 
 
 def words(path: Path | str) -> str:
-    """The text of a file with single spaces."""
     return " ".join(Path(path).read_text().split())
 
 
@@ -50,7 +47,6 @@ def tree(folder: Path) -> set[str]:
 
 
 def after_step(step: int, action: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do something when the progress after this step of a run has been shown."""
     shown = Watch.on_step
 
     def on_step(watch: Watch, run: PrivateRun, point: Point) -> None:

@@ -1,7 +1,5 @@
 """Runs of a recipe that are cut short after a step, to be resumed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
