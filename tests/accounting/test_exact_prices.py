@@ -13,16 +13,9 @@ from support.exact_privacy import ExchangedLoss, LaplaceLoss, Oracle, ReplacedLo
 from support.grid_privacy import Few, epsilon_of, epsilon_on_grids, releases_of
 
 from experiments.prices import HARD, SURE, Plan, compared, is_low, rows
-from noisette.accounting import (
-    FixedSizeGaussian,
-    Gaussian,
-    GdpAccountant,
-    GroupPrivacy,
-    PldAccountant,
-    PoissonGaussian,
-    TruncatedPoissonGaussian,
-)
-from noisette.accounting.events import event_of
+from noisette import GdpAccountant, PldAccountant
+from noisette.accounting import TruncatedPoissonGaussian
+from noisette.accounting.events import FixedSizeGaussian, Gaussian, GroupPrivacy, PoissonGaussian, event_of
 
 RESULTS = Path(__file__).parents[2] / "experiments" / "results" / "prices.jsonl"
 ROWS = [row for row in map(json.loads, RESULTS.read_text().splitlines()) if row["error"] <= SURE]

@@ -11,24 +11,9 @@ from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 from scipy.special import ndtr
 from scipy.stats import binom
 
-from noisette.accounting import (
-    BallsInBinsGaussian,
-    DiscreteGaussian,
-    DpAmount,
-    FixedSizeGaussian,
-    Gaussian,
-    Laplace,
-    PldAccountant,
-    PoissonGaussian,
-    RdpAccountant,
-    RepeatAndSelect,
-    ReplacedPoissonGaussian,
-    TruncatedPoissonGaussian,
-    UserLevel,
-    ZcdpAmount,
-    pld,
-    privacy_loss,
-)
+from noisette import PldAccountant, RdpAccountant, RepeatAndSelect, TruncatedPoissonGaussian, ZcdpAmount
+from noisette.accounting import Laplace, PoissonGaussian, ReplacedPoissonGaussian, UserLevel, pld, privacy_loss
+from noisette.accounting.events import BallsInBinsGaussian, DiscreteGaussian, DpAmount, FixedSizeGaussian, Gaussian
 from noisette.accounting.pld import Composition
 from noisette.accounting.privacy_loss import LossDistribution, TruncatedCase, directions_of, ends_of_cases
 from noisette.accounting.rdp import renyi_loss

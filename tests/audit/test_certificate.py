@@ -9,16 +9,8 @@ import pytest
 from scipy.stats import binom, norm
 
 from noisette import PldAccountant
-from noisette.accounting import GroupPrivacy, Laplace, UserLevel
-from noisette.accounting.events import (
-    BallsInBinsGaussian,
-    BandedGaussian,
-    Event,
-    FixedSizeGaussian,
-    Gaussian,
-    PoissonGaussian,
-    TruncatedPoissonGaussian,
-)
+from noisette.accounting import GroupPrivacy, PoissonGaussian, TruncatedPoissonGaussian, UserLevel
+from noisette.accounting.events import BallsInBinsGaussian, BandedGaussian, Event, FixedSizeGaussian, Gaussian, Laplace
 from noisette.audit import Verdict, audit_cost, certificate, certified_epsilon, certified_mu, epsilon_of
 from noisette.audit.certificate import rate_at_most
 

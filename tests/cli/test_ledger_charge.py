@@ -8,24 +8,9 @@ import math
 import pytest
 
 from command_line import noisette
-from noisette.accounting import (
-    BallsInBinsGaussian,
-    BandedGaussian,
-    DiscreteGaussian,
-    DpAmount,
-    FixedSizeGaussian,
-    Gaussian,
-    GdpAccountant,
-    GroupPrivacy,
-    Laplace,
-    Ledger,
-    PldAccountant,
-    PoissonGaussian,
-    RepeatAndSelect,
-    TruncatedPoissonGaussian,
-    UserLevel,
-    ZcdpAmount,
-)
+from noisette import GdpAccountant, Ledger, PldAccountant, TruncatedPoissonGaussian, ZcdpAmount
+from noisette.accounting import FixedSizeGaussian, GroupPrivacy, Laplace, PoissonGaussian, RepeatAndSelect, UserLevel
+from noisette.accounting.events import BallsInBinsGaussian, BandedGaussian, DiscreteGaussian, DpAmount, Gaussian
 
 
 @pytest.fixture(autouse=True)

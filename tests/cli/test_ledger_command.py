@@ -5,20 +5,9 @@ from pathlib import Path
 import pytest
 
 from command_line import noisette
-from noisette.accounting import (
-    BallsInBinsGaussian,
-    BandedGaussian,
-    DpAmount,
-    FixedSizeGaussian,
-    Gaussian,
-    GroupPrivacy,
-    Ledger,
-    PldAccountant,
-    PoissonGaussian,
-    TruncatedPoissonGaussian,
-    UserLevel,
-    ZcdpAmount,
-)
+from noisette import Ledger, PldAccountant
+from noisette.accounting import GroupPrivacy, PoissonGaussian, TruncatedPoissonGaussian, UserLevel, ZcdpAmount
+from noisette.accounting.events import BallsInBinsGaussian, BandedGaussian, DpAmount, FixedSizeGaussian, Gaussian
 from noisette.accounting.filters import RenyiOdometer
 from noisette.accounting.registry import ACCOUNTANTS
 from noisette.cli.account import rounded_up

@@ -11,25 +11,17 @@ from pathlib import Path
 import pytest
 
 from finished_runs import redigested
-from noisette.accounting import (
-    BallsInBinsGaussian,
+from noisette import BallsInBinsGaussian, Ledger, PldAccountant, TruncatedPoissonGaussian, UserLevel, ZcdpAmount
+from noisette.accounting import FixedSizeGaussian, GroupPrivacy, Laplace, PoissonGaussian, RepeatAndSelect
+from noisette.accounting.events import (
+    _EVENTS,
     BandedGaussian,
     DiscreteGaussian,
     DpAmount,
-    FixedSizeGaussian,
+    Event,
     Gaussian,
-    GroupPrivacy,
-    Laplace,
-    Ledger,
-    PldAccountant,
-    PoissonGaussian,
-    RepeatAndSelect,
     ReplacedPoissonGaussian,
-    TruncatedPoissonGaussian,
-    UserLevel,
-    ZcdpAmount,
 )
-from noisette.accounting.events import _EVENTS, Event
 from noisette.accounting.filters import RenyiOdometer
 
 SCRIPT = Path(__file__).parents[2] / "docs" / "reprice.py"
