@@ -12,6 +12,8 @@ from functools import cached_property
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import pytest
+
 import noisette
 
 TESTS = Path(__file__).parent
@@ -92,11 +94,6 @@ FILES = [File(path.relative_to(SOURCE), path.read_text(encoding="utf-8")) for pa
 TOP = Path("__init__.py")  # imports every public name when it is first used
 
 
-def offences(check: Callable[[File], Iterable[str]], files: Iterable[File] = FILES) -> list[str]:
-    """What a check reports of all files, one line each."""
-    return [f"{file.place}: {offence}" for file in files for offence in check(file)]
-
-
 # Imports
 
 
@@ -130,19 +127,11 @@ def imports_of_torch(file: File) -> list[str]:
     return ["imports torch"] if without and "torch" in file.packages else []
 
 
-def test_imports_follow_the_order_of_folders() -> None:
-    assert offences(imports_against_the_order) == []
-
-
 def imports_of_core(file: File) -> list[str]:
     """The core imports errors, itself, and the events of accounting alone; everything else is handed in."""
     allowed = ("noisette.core", "noisette.errors", "noisette.accounting.events")
     others = [name for name in file.imported if name.startswith("noisette") and not name.startswith(allowed)]
     return [f"imports {name}" for name in sorted(others) if file.folder == "core" and name != "noisette"]
-
-
-def test_the_core_imports_errors_and_events_alone() -> None:
-    assert offences(imports_of_core) == []
 
 
 def test_the_core_can_be_read_in_an_afternoon() -> None:
@@ -159,14 +148,6 @@ def test_no_circle_between_folders_and_few_edges() -> None:
     pairs = edges(FILES)
     assert not circles(pairs)
     assert len(pairs) <= MOST_EDGES
-
-
-def test_the_package_imports_nothing_that_is_not_installed() -> None:
-    assert offences(imports_of_what_is_not_installed) == []
-
-
-def test_accounting_and_data_never_import_torch() -> None:
-    assert offences(imports_of_torch) == []
 
 
 def test_accounting_and_data_run_without_torch() -> None:
@@ -249,22 +230,11 @@ def attribute_writes(file: File, name: str) -> list[int]:
     """Lines on which an attribute of this name is set."""
     lines = []
     for node in file.nodes:
-        targets = (
-            node.targets
-            if isinstance(node, ast.Assign)
-            else [node.target]
-            if isinstance(node, ast.AugAssign | ast.AnnAssign)
-            else []
-        )
-        leaves = [leaf for target in targets for leaf in ast.walk(target)]
-        lines += [
-            leaf.lineno
-            for leaf in leaves
-            if isinstance(leaf, ast.Attribute) and leaf.attr == name and isinstance(leaf.ctx, ast.Store)
-        ]
+        if isinstance(node, ast.Attribute) and node.attr == name and isinstance(node.ctx, ast.Store):
+            lines.append(node.lineno)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "setattr":
             lines += [node.lineno for arg in node.args if isinstance(arg, ast.Constant) and arg.value == name]
-    return lines
+    return sorted(lines)
 
 
 def writes_of_gradients(file: File) -> list[str]:
@@ -304,17 +274,14 @@ def generators(file: File) -> Iterator[str]:
         yield from (f"uses {generator}" for generator in GENERATORS if generator in file.text)
 
 
-def test_only_the_release_writes_gradients() -> None:
-    assert offences(writes_of_gradients) == []
+CHECKS = [imports_against_the_order, imports_of_what_is_not_installed, imports_of_torch, imports_of_core]
+CHECKS += [writes_of_gradients, unsafe_loads, generators]
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_no_file_offends(check: Callable[[File], Iterable[str]]) -> None:
+    assert [f"{file.place}: {offence}" for file in FILES for offence in check(file)] == []
     assert Path("core/release.py") in {file.place for file in FILES}
-
-
-def test_nothing_loads_pickles_or_runs_what_it_reads() -> None:
-    assert offences(unsafe_loads) == []
-
-
-def test_noise_and_sampling_have_one_source() -> None:
-    assert offences(generators) == []
 
 
 # Each check reports a planted offence

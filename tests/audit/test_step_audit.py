@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,28 +14,11 @@ import torch.nn.functional as F
 from scipy.stats import chi2, norm
 from torch import Tensor, nn
 
-from noisette import (
-    AdaptiveClip,
-    AutomaticClipping,
-    FlatClipping,
-    GradientBound,
-    GroupwiseClipping,
-    PerExampleClip,
-    PerLayerClipping,
-)
-from noisette.audit import (
-    BehindPublicNorm,
-    LipschitzAxes,
-    Scores,
-    StepAudit,
-    Verdict,
-    assert_consistent,
-    audit_bound,
-    audit_neighbours,
-    audit_step,
-)
-from noisette.audit.step_audit import peak_across_steps, peak_within_steps, spread_z
+from noisette import AdaptiveClip, AutomaticClipping, GradientBound, GroupwiseClipping, PerExampleClip, PerLayerClipping
+from noisette.audit import BehindPublicNorm, LipschitzAxes, Scores, StepAudit, Verdict, audit_neighbours, audit_step
+from noisette.audit.step_audit import assert_consistent, audit_bound, peak_across_steps, peak_within_steps, spread_z
 from noisette.clipping.engines import BookKeeping, PerExampleLoop, ReweightGP, Vmap
+from noisette.clipping.rules import FlatClipping
 from noisette.core.clip import Accumulator, Engine
 from noisette.core.noise import GaussianNoise
 from noisette.core.release import ROUNDING
@@ -83,20 +67,15 @@ def test_public_batch_norm_is_the_documented_mechanism() -> None:
     assert audit.certified_mu > 0.5
 
 
-LIMITS = {"the loss": None, "clipped": FlatClipping(0.1)}
+def audit_of_layers(limit: FlatClipping | None) -> StepAudit:
+    axes = LipschitzAxes()
+    declared = {"loss": TauCrossEntropy(tau=2.0), "input_shape": axes.input_shape, "logit_clipping": limit}
+    return audit_bound(lambda model: LipschitzBound(model, **declared), noise_multiplier=1.0, canary_model=axes)
 
 
-def lipschitz(limit: str) -> tuple[Callable[[nn.Module], GradientBound], LipschitzAxes]:
-    canary_model, loss = LipschitzAxes(), TauCrossEntropy(tau=2.0)
-    return lambda model: LipschitzBound(
-        model, loss=loss, input_shape=canary_model.input_shape, logit_clipping=LIMITS[limit]
-    ), canary_model
-
-
-@pytest.mark.parametrize("limit", LIMITS)
-def test_lipschitz_bound_is_the_documented_mechanism(limit: str) -> None:
-    bound_of, canary_model = lipschitz(limit)
-    audit = audit_bound(bound_of, noise_multiplier=1.0, canary_model=canary_model)
+@pytest.mark.parametrize("limit", [None, FlatClipping(0.1)], ids=["the loss", "clipped"])
+def test_lipschitz_bound_is_the_documented_mechanism(limit: FlatClipping | None) -> None:
+    audit = audit_of_layers(limit)
     assert_consistent(audit)
     assert audit.certified_mu > 0.5
 
@@ -104,8 +83,7 @@ def test_lipschitz_bound_is_the_documented_mechanism(limit: str) -> None:
 def test_half_of_each_sensitivity_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     real = LipschitzBound.sensitivities
     monkeypatch.setattr(LipschitzBound, "sensitivities", lambda self: {name: s / 2 for name, s in real(self).items()})
-    bound_of, canary_model = lipschitz("clipped")
-    assert audit_bound(bound_of, noise_multiplier=1.0, canary_model=canary_model).verdict is Verdict.VIOLATION
+    assert audit_of_layers(FlatClipping(0.1)).verdict is Verdict.VIOLATION
 
 
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -148,10 +126,6 @@ def sums_times(factor: float, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(BookKeeping, "clipped_sum", clipped_sum)
 
 
-def bound_for_each_of_two_parameters(patch: pytest.MonkeyPatch) -> None:
-    sums_times(1.4, patch)
-
-
 def last_piece_alone(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Accumulator, "add", lambda self, sums: setattr(self, "_sums", dict(sums)))
 
@@ -162,7 +136,7 @@ MUTANTS: dict[str, tuple[Patch, Verdict]] = {
     "noise x 0.85": (noise_times(0.85), Verdict.NOT_AS_DOCUMENTED),
     "tiled noise": (noise_changed(tiled), Verdict.NOT_AS_DOCUMENTED),
     "noise of two seeds": (noise_changed(of_two_seeds), Verdict.NOT_AS_DOCUMENTED),
-    "the bound for each of two parameters": (bound_for_each_of_two_parameters, Verdict.VIOLATION),
+    "the bound for each of two parameters": (partial(sums_times, 1.4), Verdict.VIOLATION),
     "last piece alone": (last_piece_alone, Verdict.NOT_AS_DOCUMENTED),
 }
 
@@ -264,18 +238,14 @@ FAULTS = {
     "bound taken twice": (lambda x: by_hand(x, bound=4.0, sigma=0.5), Verdict.VIOLATION),
     "divided by the batch": (lambda x: by_hand(x, scale=1 / 300), Verdict.NOT_AS_DOCUMENTED),
     "twice the noise": (lambda x: by_hand(x, sigma=2.0), Verdict.NOT_AS_DOCUMENTED),
-    "one noise for all": (lambda x: by_hand(x, sigma=1e-9) + 2 * torch.randn(1), Verdict.VIOLATION),
+    "one noise": (lambda x: by_hand(x, sigma=1e-9) + 2 * torch.randn(1), Verdict.VIOLATION, Verdict.NOT_AS_DOCUMENTED),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_of_a_step_by_hand_are_found(fault: str) -> None:
-    step, verdict = FAULTS[fault]
-    audit = audit_step(step, bound=2.0, noise_multiplier=1.0)
-    if fault == "one noise for all":
-        assert audit.verdict is not Verdict.CONSISTENT
-    else:
-        assert audit.verdict is verdict
+    step, *verdicts = FAULTS[fault]
+    assert audit_step(step, bound=2.0, noise_multiplier=1.0).verdict in verdicts
 
 
 def test_a_step_that_returns_something_else_is_refused() -> None:

@@ -22,8 +22,6 @@ from benchmarks.steps.results import page
 from benchmarks.steps.step_time import step_times
 from benchmarks.table import PAGE, table, updated
 
-MakeReport = Callable[..., dict[str, Any]]
-
 SETTINGS = Settings(rounds=2, threads=1, device="cpu")
 
 
@@ -54,7 +52,7 @@ def test_ratios_are_to_each_plain_training_that_was_measured(monkeypatch: pytest
 
 
 def test_the_precision_of_steps_is_that_of_autocast(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, a_report: MakeReport
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, report: dict[str, Any]
 ) -> None:
     seen: list[bool] = []
 
@@ -67,7 +65,7 @@ def test_the_precision_of_steps_is_that_of_autocast(
     assert len(seen) > 2
     assert seen == sorted(seen)
     assert {*seen} == {False, True}
-    results.write(a_report("fig5", dtype="bfloat16"), tmp_path)
+    results.write(report | {"dtype": "bfloat16"}, tmp_path)
     assert "autocast to bfloat16" in (tmp_path / "bench.html").read_text()
 
 

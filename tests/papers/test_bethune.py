@@ -125,12 +125,6 @@ def made(setting: Setting, data: list[DataSet], folder: Path) -> dict[str, Any]:
     return line
 
 
-def of(row: str) -> Setting:
-    [setting] = [r.whole(3.0) for r in figure_pareto.GRID.rows if r.name == row]
-    assert setting is not None
-    return setting
-
-
 @pytest.mark.parametrize(
     ("network", "size"),
     [
@@ -140,7 +134,7 @@ def of(row: str) -> Setting:
 )
 def test_a_network_of_grey_images_is_trained_and_tested(network: str, size: int, tmp_path: Path) -> None:
     data = [drawn("mnist", (1, size, size), 0), drawn("kmnist", (1, size, size), 1)]
-    line = made(of(f"mnist-{network}"), data, tmp_path)
+    line = made(setting(f"mnist-{network}", 3.0), data, tmp_path)
     assert 0 <= line["reached"] <= 1
     assert line["certified"] == []
     assert line["records"] == 1000

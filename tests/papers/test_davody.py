@@ -65,12 +65,8 @@ def test_adversarial_neighbours_move_the_sum_by_no_more_than_the_bound(name: str
 def test_the_exact_form_gives_each_example_what_a_pass_of_its_own_would(name: str, engine: Engine) -> None:
     model, public, x = network(name)
     alone = [model(torch.cat([x[i : i + 1], public]))[:1] for i in range(len(x))]
-    rows = [
-        torch.autograd.grad(
-            (y - 0.3).square().sum(), list(model.parameters()), allow_unused=True, materialize_grads=True
-        )
-        for y in alone
-    ]
+    losses, unused = [(y - 0.3).square().sum() for y in alone], {"allow_unused": True, "materialize_grads": True}
+    rows = [torch.autograd.grad(loss, list(model.parameters()), **unused) for loss in losses]
     truth = torch.stack([torch.cat([g.flatten() for g in row]) for row in rows])
     convert_batch_norm(model, to=ExactPerExampleBatchNorm, public=public)
     torch.testing.assert_close(model(x), torch.cat(alone), rtol=1e-8, atol=1e-10)
@@ -88,10 +84,8 @@ BOUND = 5.0  # between the norms of the examples
 
 def coupled() -> nn.Module:
     torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Tanh(), nn.Flatten(), nn.Linear(8, 3), nn.BatchNorm1d(3)
-    )
-    return model.double()
+    behind = nn.Tanh(), nn.Flatten(), nn.Linear(8, 3), nn.BatchNorm1d(3)
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), *behind).double()
 
 
 def entropies(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -187,13 +181,15 @@ def test_the_head_of_a_pretrained_network_is_trained(tmp_path: Path) -> None:
     assert line["made_with"]["public_weights"] is not None
 
 
+def articles() -> DataSet:
+    rng = np.random.default_rng(0)
+    split = Split(rng.integers(0, 30, (40, 6)), rng.integers(0, 4, 40))
+    return DataSet("ag-news", split, split, 4, 1000, "", rng.normal(size=(30, 8)).astype(np.float32))
+
+
 @pytest.mark.parametrize("row", table_7.GRID.rows, ids=lambda row: row.name)
 def test_a_cell_of_table_7_runs(row: Any, tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    words, targets = rng.integers(0, 30, (40, 6)), rng.integers(0, 4, 40)
-    vectors = rng.normal(size=(30, 8)).astype(np.float32)
-    data = DataSet("ag-news", Split(words, targets), Split(words, targets), 4, 1000, "", vectors)
-    line = made(two_steps(row.whole(1.0)), [data], tmp_path)
+    line = made(two_steps(row.whole(1.0)), [articles()], tmp_path)
     assert line["epsilon"] <= 1.0
     assert line["records"] == 1000
 
@@ -274,11 +270,7 @@ def test_images_are_shifted_by_up_to_four_pixels_and_mirrored() -> None:
 
 @pytest.mark.parametrize("model", ["bilstm-dl", "ln-bilstm-dl"])
 def test_a_cell_of_table_4_runs(model: str) -> None:
-    rng = np.random.default_rng(0)
-    words, targets = rng.integers(0, 30, (24, 6)), rng.integers(0, 4, 24)
-    vectors = rng.normal(size=(30, 8)).astype(np.float32)
-    data = DataSet("ag-news", Split(words, targets), Split(words, targets), 4, 24, "", vectors)
-    facts = train(replace(table_4.setting(model, 0.1), epochs=1, batch_size=10), 0, data, quiet)
+    facts = train(replace(table_4.setting(model, 0.1), epochs=1, batch_size=10), 0, articles(), quiet)
     assert len(facts["points"]) == 1
 
 

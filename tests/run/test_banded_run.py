@@ -113,10 +113,8 @@ def test_no_noise_is_saved(tmp_path: Path) -> None:
         kept = [value for earlier in run._release._noise._add_.__self__._earlier.values() for value in earlier.noises]  # pyright: ignore
         assert len(kept) == 3 * 4
         files = b"".join(path.read_bytes() for path in tmp_path.iterdir())
-        for value in kept:
-            assert value.numpy().tobytes()[:8] not in files
-        for secret in ("_earlier", "noises"):
-            assert secret.encode() not in files
+        for secret in (*(value.numpy().tobytes()[:8] for value in kept), b"_earlier", b"noises"):
+            assert secret not in files
     run.ledger.close()
 
 
@@ -125,13 +123,9 @@ def test_a_release_that_fails_breaks_the_correlation(monkeypatch: pytest.MonkeyP
     with start(dataset=X[:0]) as run:
         take_steps(run, square, steps=3)
         whole = GaussianNoise.add_
-
-        def fails(*_: Any, **__: Any) -> None:
-            raise RuntimeError("no memory")
-
         with monkeypatch.context() as patch:
-            patch.setattr(GaussianNoise, "add_", fails)
-            with pytest.raises(RuntimeError, match="no memory"):
+            patch.setattr(GaussianNoise, "add_", None)
+            with pytest.raises(TypeError):
                 take_steps(run, square, steps=1)
         seen = []
 

@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import os
-import pickle
 import random
 import time
 from pathlib import Path
@@ -120,6 +119,12 @@ def test_a_file_that_was_cut_or_grew_is_refused(tmp_path: Path) -> None:
             checkpoint_file.read(tmp_path)
 
 
+def test_a_pickle_by_another_name_is_never_loaded(tmp_path: Path) -> None:
+    (tmp_path / checkpoint_file.FILE).write_bytes(b"cbuiltins\nexec\n(S'raise SystemExit(1)'\ntR.")
+    with pytest.raises(ValueError, match="cut or altered"):
+        checkpoint_file.read(tmp_path)
+
+
 @pytest.mark.parametrize("value", [print, {1, 2}, b"bytes", torch.optim.SGD, 1j], ids=str)
 def test_what_cannot_be_kept_is_named_and_nothing_is_written(value: Any, tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=rf"extras/rule/0 is a {type(value).__name__}"):
@@ -127,17 +132,6 @@ def test_what_cannot_be_kept_is_named_and_nothing_is_written(value: Any, tmp_pat
     with pytest.raises(TypeError, match="got the key"):
         checkpoint_file.write(tmp_path / "new", {"extras": {1.5: "x"}})
     assert not (tmp_path / "new").exists()
-
-
-def test_a_pickle_by_another_name_is_never_loaded(tmp_path: Path) -> None:
-    (tmp_path / checkpoint_file.FILE).write_bytes(pickle.dumps(Loud()))
-    with pytest.raises(ValueError, match="cut or altered"):
-        checkpoint_file.read(tmp_path)
-
-
-class Loud:
-    def __reduce__(self) -> tuple[Any, tuple[str]]:
-        return exec, ("raise SystemExit('a pickle was loaded')",)
 
 
 @pytest.mark.parametrize(
@@ -167,18 +161,6 @@ def test_json_that_would_fill_the_memory_or_the_stack_is_refused(tmp_path: Path)
         checkpoint_file.read(tmp_path)
 
 
-def test_a_full_disk_is_an_error_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from safetensors import SafetensorError
-
-    def fail(*_: object, metadata: object) -> None:
-        raise SafetensorError("no space left")
-
-    monkeypatch.setattr(checkpoint_file, "save_file", fail)
-    with pytest.raises(OSError, match="no space left"):
-        checkpoint_file.write(tmp_path, CONTENT)
-    assert list(tmp_path.iterdir()) == []
-
-
 X, Y = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32), np.arange(50)
 
 
@@ -194,12 +176,6 @@ class Records(Dataset):
     def __getitem__(self, index: int) -> dict[str, Any]:
         value = self.values[index] + self.noise * np.random.default_rng().normal()
         return {"x": torch.as_tensor(value), "name": f"record {index}", "more": (1, None, b"b")}
-
-
-def changed(values: np.ndarray, *place: int) -> np.ndarray:
-    copy = values.copy()
-    copy[place] = copy[place] + 1
-    return copy
 
 
 KNOWN = {
@@ -219,7 +195,7 @@ def test_the_same_records_are_known_again(make: Any, tmp_path: Path) -> None:
 
 
 OTHER = {
-    "last byte": (X, changed(X, 49, 2)),
+    "last number": (X, X + (np.arange(150) == 149).reshape(50, 3)),
     "order": (X, X[::-1]),
     "type": (X, X.view(np.int32)),
     "columns": ({"x": X, "y": Y}, {"x": X, "z": Y}),
@@ -235,7 +211,7 @@ def test_other_records_are_not(mine: Any, other: Any) -> None:
     assert not known.fits(other)
 
 
-@pytest.mark.parametrize("name", [name for name in OTHER if name != "last byte"])
+@pytest.mark.parametrize("name", [name for name in OTHER if name != "last number"])
 def test_of_much_data_drawn_rows_are_digested(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint_file, "_LARGE", 100)
     test_other_records_are_not(*OTHER[name])

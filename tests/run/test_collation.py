@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, UserDict, deque
+from collections import UserDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -41,12 +41,9 @@ DIFFERENT: list[tuple[Any, Any, str]] = [
     ({"x": ONE, "y": 1}, {"y": 1, "x": OTHER}, "the records have fields in another order"),
     (Pair(ONE, 1), Single(OTHER), "the records have different types, such as Pair and Single"),
     ((ONE, 1), (OTHER,), r"the records have different shapes, such as \(2,\) and \(1,\); pad it"),
-    ({"x": ONE}, OrderedDict(x=OTHER), "different types, such as dict and OrderedDict"),
     (ONE, OTHER.double(), r"different types, such as Tensor of torch\.float32 and Tensor of torch\.float64"),
     ((ONE, 1), (OTHER, 0.5), r"the field 1 has different types, such as .*torch\.int64 and Tensor of torch\.fl"),
-    ((ONE, [1, 2]), (OTHER, [1, 2.5]), r"the field '1\.1' has different types"),
     ((ONE, [1, 2]), (OTHER, [1]), "the field 1 has another shape in some records, such as .*; pad it"),
-    ((ONE, 1), (torch.zeros(4), 1), "the field 0 has another shape in some records, such as .*; pad it"),
     ((ONE, 1), (OTHER, "text"), "the field 1 has different types, such as Tensor of torch.int64 and tuple"),
     (np.ma.masked_less(np.ones(2), 2), np.ones(2), r"masked values.*filled"),
 ]
@@ -147,11 +144,8 @@ NOT_JOINED: list[tuple[Any, Any, str]] = [
     ((A, A), (B, torch.ones(2, 2)), r"the field 1 of one record the shape \(2, 2\), but the first axis"),
     (torch.ones(5, 1), torch.ones(4, 1), r"one record the shape \(5, 1\).*the shape \(1, \.\.\.\).*graphs"),
     (A, torch.ones(1, 3), r"shapes, such as \(1, 2\) and \(1, 3\): pad .*PaddedBuckets.*Graphs.*microbatches\(1\)"),
-    (torch.tensor(1.0), torch.ones(1), "different shapes"),
     ((A, None), (B, B), "the field 1 has different types, such as NoneType and Tensor"),
-    ((A, "text"), (B, B), "the field 1 has different types, such as str and Tensor"),
     ((A, []), (B, [B]), "the field 1 has another shape in some records"),
-    ({"x": A}, {"x": A, "y": B}, "some records have no field 'y'"),
     ((A,), [B], "different types, such as tuple and list"),
     (pack_sequence([torch.ones(1, 2)]), pack_sequence([torch.ones(1, 2)]), "PackedSequence holds positions"),
 ]
@@ -261,12 +255,10 @@ def test_a_fingerprint_knows_the_data_set_by_its_records() -> None:
 
 REFUSED = {
     "no edges": (IDS, (), 0, "at least one as edges"),
-    "descending": (IDS, (8, 4), 0, "ascending"),
     "no index": (iter(IDS), EDGES, 0, "no length and index"),
     "unnamed fields": ([{"a": IDS[0]}], EDGES, 0, "name the fields of record 0"),
     "missing field": ([{"a": IDS[0]}, {"b": IDS[0]}], EDGES, {"a": 0}, "record 1 has no field 'a'"),
     "fields of different lengths": ([(IDS[0], IDS[1])], EDGES, {0: 0, 1: 0}, "record 0 differ in length"),
-    "other types": ([IDS[0], IDS[0].float()], EDGES, 0, "positions of record 1"),
     "number": ([torch.tensor(3)], EDGES, 0, "first axis, got the number 3"),
 }
 
@@ -283,9 +275,5 @@ def test_a_microbatch_holds_one_pair_of_buckets() -> None:
     parts = microbatches(padded, range(12), 100)
     shapes = [(part["source"].shape, part["target"].shape) for part in parts]
     assert sorted(shapes) == [((2, 4), (2, 4)), ((2, 8), (2, 4)), ((4, 4), (4, 8)), ((4, 8), (4, 8))]
-    found = [
-        (int((source > 0).sum()), int((target > 0).sum()))
-        for part in parts
-        for source, target in zip(part["source"], part["target"], strict=True)
-    ]
+    found = [row for part in parts for row in zip(*((part[k] > 0).sum(1) for k in ("source", "target")), strict=True)]
     assert sorted(found) == sorted([(n, m) for n in (2, 7) for m in (3, 6, 7)] * 2)

@@ -6,7 +6,6 @@ import os
 import pickle
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -156,13 +155,6 @@ def test_batches_are_drawn_ahead_within_the_ledger(tmp_path: Path, on_disk: bool
     assert max(ahead) == (2 if on_disk else 0)
 
 
-def parts(*lengths: int) -> Iterator[np.ndarray]:
-    start = 0
-    for length in lengths:
-        yield np.arange(start, start + length)
-        start += length
-
-
 class Read(Decoded):
     """Notes which thread reads its records."""
 
@@ -201,7 +193,7 @@ def test_the_global_generator_does_not_see_how_often_processes_begin_anew() -> N
     source = Processes(records_of(Decoded()).gather, workers=1)
     state = torch.get_rng_state()
     for _ in range(2):
-        assert len(list(source.microbatches(parts(2, 2)))) == 2
+        assert len(list(source.microbatches(iter(np.arange(4).reshape(2, 2))))) == 2
     assert torch.equal(torch.get_rng_state(), state)
     source.close()
 

@@ -128,13 +128,11 @@ def test_two_runs_never_share_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 
 PROBLEMS = {
     "both rate and size": ({"public_size": 60}, "exactly one of sampling_rate and public_size"),
-    "both steps and epochs": ({"epochs": 1}, "exactly one of steps and epochs"),
     "no budget": ({"noise_multiplier": None}, "epsilon, noise_multiplier or both"),
     "epsilon without delta": ({"noise_multiplier": None, "epsilon": 1.0}, "epsilon needs delta"),
     "noise zero": ({"noise_multiplier": 0}, "noise_multiplier"),
     "delta above 1/size": ({"delta": 0.02}, "one over the declared size"),
     "rate above one": ({"sampling_rate": 1.5}, "sampling_rate"),
-    "no steps": ({"steps": 0}, "steps"),
 }
 
 

@@ -72,21 +72,15 @@ def test_ids_of_a_million_records_take_seconds_and_little_memory() -> None:
     assert most < 5 * ids.nbytes
 
 
-class Person:
-    pass
-
-
 NAN = float("nan")
 REFUSED: dict[str, tuple[Any, str]] = {
     "too few": (IDS[1:], "5 ids for 6 records"),
     "none": ([*IDS[:5], None], r"1 records have no user \(index 5\)"),
     "nan": ([1.0, NAN, 2.0, NAN, 1.0, 1.0], r"2 records have no user \(index 1, 3\)"),
-    "no time": (np.array([1, 2, "NaT", 1, 1, 1], dtype="M8[ns]"), "1 records have no user"),
     "masked": (np.ma.masked_equal([1, 2, 3, 1, 1, 1], 3), r"no user \(index 2\)"),
-    "blank in an array": (np.array(["a", " ", "b", "", "a", "a"]), r"2 records have no user \(index 1, 3\)"),
     "blank": (["a", " ", "b", "", "a", "a"], r"2 records have no user \(index 1, 3\)"),
     "lists": ([[1]] * 6, "is a list, which is not compared by value"),
-    "objects": ([Person()] * 6, "is a Person"),
+    "objects": ([object()] * 6, "is a object"),
     "two columns": (X, "shape"),
     "one text": ("abcdef", "got a str"),
 }

@@ -16,19 +16,17 @@ from noisette.nn import Whitening, models
 from noisette.training.build import TrainingSetup
 from noisette.training.evaluation import Outcome
 from noisette.training.loop import resume, train
-from noisette.training.recipe import (
-    AugmentationSection,
-    DataSection,
-    ModelSection,
-    PrivacySection,
-    PublicSection,
-    Recipe,
-    TrainingSection,
-)
+from noisette.training.recipe import Recipe
 from noisette.training.report.facts import facts_of
 from noisette.training.report.page import documents
 from noisette.training.report.statement import as_text, settings, statement
 from noisette.training.saved_model import SavedModel
+
+TABLES = {
+    "data": {"name": "digits"},
+    "privacy": {"epsilon": 8.0, "delta": 1e-4, "accountant": "rdp"},
+    "training": {"epochs": 1, "batch_size": 200, "lr": 0.5},
+}
 
 
 def saved(outcome: Outcome, folder: Path) -> nn.Module:
@@ -39,13 +37,7 @@ def saved(outcome: Outcome, folder: Path) -> nn.Module:
 
 
 def of_views(model: str, **section: object) -> Recipe:
-    return Recipe(
-        DataSection("digits"),
-        ModelSection(model),
-        PrivacySection(epsilon=8.0, delta=1e-4, accountant="rdp"),
-        TrainingSection(epochs=1, batch_size=200, lr=0.5),
-        augmentation=AugmentationSection(**section),  # type: ignore[arg-type]
-    )
+    return Recipe.of(TABLES | {"model": {"name": model}, "augmentation": section}, "a test")
 
 
 def test_a_run_with_views_of_its_records_says_so_and_is_resumed(tmp_path: Path) -> None:
@@ -65,13 +57,8 @@ def test_what_cannot_be_augmented_is_refused(data: DataSet) -> None:
 
 # Features whitened by public examples
 
-WHITENED = Recipe(
-    DataSection("digits"),
-    ModelSection("scattering", whitened=20),
-    PrivacySection(epsilon=8.0, delta=1e-4, accountant="rdp"),
-    TrainingSection(epochs=1, batch_size=200, lr=0.5),
-    public=PublicSection("others", examples=60),
-)
+OF_PUBLIC = {"model": {"name": "scattering", "whitened": 20}, "public": {"data": "others", "examples": 60}}
+WHITENED = Recipe.of(TABLES | OF_PUBLIC, "a test")
 
 
 def enlarged(name: str, inputs: np.ndarray, targets: np.ndarray) -> DataSet:

@@ -22,19 +22,11 @@ from noisette.data import DataSet, Split
 from noisette.lipschitz.bound import LipschitzBound
 from noisette.nn import models
 from noisette.run.per_example import PerExampleClip
+from noisette.training import recipe as recipes
 from noisette.training.build import TrainingSetup
 from noisette.training.evaluation import Outcome
 from noisette.training.loop import resume, train
-from noisette.training.recipe import (
-    BATCH_NORMS,
-    DataSection,
-    LipschitzSection,
-    ModelSection,
-    PrivacySection,
-    PublicSection,
-    Recipe,
-    TrainingSection,
-)
+from noisette.training.recipe import BATCH_NORMS, LipschitzSection, ModelSection, PublicSection, Recipe, TrainingSection
 from noisette.training.report.facts import facts_of
 from noisette.training.report.statement import as_text, settings, statement
 
@@ -55,7 +47,7 @@ DATA, PUBLIC = images("mine", 1), images("others", 2)
 def recipe(batch_norm: str | None = "public", **changes: Any) -> Recipe:
     needs_public = batch_norm not in (None, "group")
     settings: dict[str, Any] = {
-        "data": DataSection("mine"),
+        "data": recipes.DataSection("mine"),
         "model": ModelSection("papers.davody_2020.networks:bn_300_100", batch_norm=batch_norm),
         "privacy": BUDGET,
         "training": TrainingSection(epochs=1, batch_size=50, lr=0.5, averaging=0.9),
@@ -64,7 +56,7 @@ def recipe(batch_norm: str | None = "public", **changes: Any) -> Recipe:
     return Recipe(**settings | changes)
 
 
-BUDGET = PrivacySection(epsilon=8.0, delta=1e-3, accountant="rdp")
+BUDGET = recipes.PrivacySection(epsilon=8.0, delta=1e-3, accountant="rdp")
 
 
 def run(of: Recipe, public: DataSet | None = PUBLIC) -> Outcome:

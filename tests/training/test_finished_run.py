@@ -62,16 +62,10 @@ def shorten(run: Path) -> None:
     (run / "ledger.jsonl").write_bytes(b"".join(lines[:-1]))
 
 
-def state_less(run: Path) -> None:
-    stated = (run / "privacy.txt").read_text()
-    (run / "privacy.txt").write_text(stated.replace("epsilon", "epsilom", 1))
-    assert stated != (run / "privacy.txt").read_text()
-
-
 CHANGES: dict[str, Callable[[Path], object]] = {
     "model.safetensors": lambda run: flip_a_bit(run / "model.safetensors", 0.99),
     "report.html": lambda run: flip_a_bit(run / "report.html"),
-    "privacy.txt": state_less,
+    "privacy.txt": lambda run: flip_a_bit(run / "privacy.txt"),
     "run.json": lambda run: reseal_nothing(run, epsilon=0.1),
     "ledger.jsonl": shorten,
     "ledger.jsonl, line 1": lambda run: flip_a_bit(run / "ledger.jsonl", 0),
