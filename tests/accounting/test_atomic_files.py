@@ -15,13 +15,6 @@ def fail(*_: object) -> None:
     raise OSError(errno.EIO, "broken")
 
 
-def test_a_file_is_written_and_replaced(tmp_path: Path) -> None:
-    for content in (b"first", b"", b"second"):
-        atomic_files.write(tmp_path / "a", content)
-        assert (tmp_path / "a").read_bytes() == content
-    assert [path.name for path in tmp_path.iterdir()] == ["a"]
-
-
 @pytest.mark.parametrize("broken", ["os.replace", "os.fsync", "os.open", "pathlib.Path.write_bytes"])
 def test_a_failure_leaves_the_older_file_and_nothing_else(
     broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -131,14 +131,11 @@ def test_inputs_are_given_in_each_form(doctor) -> None:
     ("name", "options", "message"),
     [
         ("mlp", (), "give the shape of one example"),
-        ("mlp", ("--data", "nothing"), "expected --data as one of digits"),
         ("mlp", ("--data", "digits", "--input-shape", "8"), "give one of them"),
         ("mlp", ("--input-shape", "9"), "does not accept its inputs"),
-        ("mlp", ("--input-shape", "64", "--examples", "0"), "expected --examples of at least 1"),
         ("by_key", ("--input-shape", "6"), "For a dictionary as the one argument"),
         ("constant", ("--data", "digits"), "expected a function that returns a model"),
         ("lipschitz", (), "takes the shape of an example"),
-        ("nowhere:model", ("--data", "digits"), "there is no nowhere:model"),
         ("", (), "expected MODULE:CALLABLE"),
     ],
 )

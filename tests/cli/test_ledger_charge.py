@@ -34,7 +34,6 @@ def path(tmp_path):
     [
         (["--zcdp", "0.1", "--tool", "census tables"], ZcdpAmount(0.1, "census tables"), 1),
         (["--epsilon", "0.5", "--delta", "1e-9", "--tool", "x"], DpAmount(0.5, 1e-9, "x"), 1),
-        (["--epsilon", "0", "--delta", "1e-9"], DpAmount(0.0, 1e-9), 1),
         (["--laplace", "2", "--times", "7"], Laplace(2.0), 7),
         (["--discrete-gaussian", "5"], DiscreteGaussian(5.0), 1),
         (["--gaussian", "8", "--per", "record"], Gaussian(8.0), 1),
@@ -98,8 +97,6 @@ def test_an_amount_that_is_no_guarantee_is_priced_and_said_in_words(path, amount
         (["--zcdp", "1", "--per", "1-records"], ["'1-records' is not one of record, user"]),
         (["--zcdp", "1", "--laplace", "1", "--times", "0"], ["zcdp and laplace", "times=0"]),
         (["--zcdp", "1", "--delta", "1e-5"], ["delta=1e-05 belongs to an epsilon"]),
-        (["--laplace", "1", "--tool", "x"], ["tool='x'"]),
-        (["--zcdp", "-1"], ["rho"]),
         (["--epsilon", "-1", "--delta", "1"], ["epsilon=-1"]),
         (["--zcdp", "1", "--dataset", "other"], ["'census', not of 'other'"]),
     ],
@@ -144,13 +141,13 @@ def test_a_delta_that_the_tail_of_the_noise_takes_is_said_in_words(tmp_path):
     assert "so give a larger one" not in run("price", tmp_path / "any.jsonl", "--delta", "1e-5").stdout
 
 
-@pytest.mark.parametrize("options", [[], ["--dataset", "census"]])
-def test_a_release_is_recorded_in_the_ledger_of_a_run_that_was_cut_off(tmp_path, options):
+def test_a_release_is_recorded_in_the_ledger_of_a_run_that_was_cut_off(tmp_path):
     ledger = tmp_path / "run.unfinished-1" / "ledger.jsonl"
     ledger.parent.mkdir()
     with Ledger(ledger, dataset="census") as own:
         own.charge(Gaussian(3.0))
-    result = run("charge", tmp_path / "run", "--gaussian", "2", *options)
-    assert result.exit_code == 0, result.output
-    assert Ledger.read(ledger).events == {Gaussian(3.0): 1, Gaussian(2.0): 1}
+    for options in ([], ["--dataset", "census"]):
+        result = run("charge", tmp_path / "run", "--gaussian", "2", *options)
+        assert result.exit_code == 0, result.output
+    assert Ledger.read(ledger).events == {Gaussian(3.0): 1, Gaussian(2.0): 2}
     assert not (tmp_path / "run").exists(), "a file of this name would keep the run from its folder"

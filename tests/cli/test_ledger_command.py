@@ -45,22 +45,13 @@ def test_show_lists_each_mechanism_with_its_counts(folder):
     assert result.exit_code == 0
     head = Ledger.read(folder / "ledger.jsonl").head
     shown = " ".join(result.stdout.split())
-    facts_shown = (
-        "rate 0.01, 1,200 3 1,197 3 noise 4",
-        "principal",
-        "data set mnist",
-        "add or remove one record",
-        head,
-    )
-    assert all(words in shown for words in facts_shown)
+    said = ("rate 0.01, 1,200 3 1,197 3 noise 4", "principal", "data set mnist", "add or remove one record", head)
+    assert all(words in shown for words in said)
     shown = facts("show", folder / "ledger.jsonl")
     assert (shown["dataset"], shown["neighbouring"], shown["head"]) == ("mnist", ["add or remove one record"], head)
     counts = ("reserved", "committed", "given_back", "charged", "paid")
-    assert [tuple(row[name] for name in counts) for row in shown["mechanisms"]] == [
-        (0, 0, 0, 1, 1),
-        (1200, 3, 1197, 0, 3),
-        (50, 0, 0, 0, 50),
-    ]
+    found = [tuple(row[name] for name in counts) for row in shown["mechanisms"]]
+    assert found == [(0, 0, 0, 1, 1), (1200, 3, 1197, 0, 3), (50, 0, 0, 0, 50)]
     assert shown["mechanisms"][2]["parts"] == {"gradient": 0.99, "clipping count": 0.01}
 
 
@@ -158,12 +149,8 @@ def test_the_delta_of_the_run_is_taken_where_none_is_given(folder, name):
 
 def test_what_is_no_ledger_is_told_apart_from_a_damaged_one(tmp_path):
     (tmp_path / "rows.csv").write_text("age,ill\n3,no\n")
-    for command in (
-        ["show"],
-        ["price", "--delta", "1e-5"],
-        ["repair"],
-        ["charge", "--gaussian", "2", "--dataset", "a"],
-    ):
+    charge = ["charge", "--gaussian", "2", "--dataset", "a"]
+    for command in (["show"], ["price", "--delta", "1e-5"], ["repair"], charge):
         refused = run(*command, tmp_path / "rows.csv")
         assert refused.exit_code == 2
         assert "rows.csv is not a ledger; give the folder of a run, or the ledger.jsonl in it" in refused.stderr
@@ -205,7 +192,7 @@ def unfinished(folder: Path, number: int = 1, *, checkpoint: bool = True) -> Pat
     return place
 
 
-@pytest.mark.parametrize("name", ["run", "run/ledger.jsonl", "run.unfinished-1"])
+@pytest.mark.parametrize("name", ["run/ledger.jsonl", "run.unfinished-1"])
 def test_the_ledger_of_a_run_that_was_cut_off_is_found_by_its_name(tmp_path, monkeypatch, name):
     place = unfinished(tmp_path)
     monkeypatch.chdir(tmp_path)

@@ -118,25 +118,18 @@ def on_held_out(tmp_path_factory):
     return finished(tmp_path_factory.mktemp("held"), *ON_HELD_OUT, "--runs", 4, "--score-noise", 15)
 
 
-def unfinished(out):
-    return sorted(Path(out).parent.glob(f"{Path(out).name}.unfinished-*"))
-
-
-def files_of(finished):
-    return {path.name: path.read_bytes() for path in finished.out.iterdir()}
-
-
 @pytest.mark.parametrize("score", ["on_public", "on_held_out"])
 def test_a_search_leaves_the_folder_of_its_best_run_and_nothing_of_the_others(score, request):
     done = request.getfixturevalue(score)
-    assert files_of(done).keys() == FILES
+    files = {path.name: path.read_bytes() for path in done.out.iterdir()}
+    assert files.keys() == FILES
     assert done.beside == {"own.npz", "own.toml", "out"}
     best = done.facts["search"]["settings"]
     chosen = [each for each in done.drawn if each.training.lr == best["training.lr"]]
     assert (len(done.drawn), len(chosen)) == (4, 1)
     assert done.facts["recipe"]["privacy"]["max_grad_norm"] == best["privacy.max_grad_norm"]
     assert chosen[0].privacy.max_grad_norm == best["privacy.max_grad_norm"]
-    everything = done.output.encode() + b"".join(files_of(done).values())
+    everything = done.output.encode() + b"".join(files.values())
 
     def is_told(value):
         return re.search(rb"(?<![\d.])" + re.escape(repr(value)).encode() + rb"(?!\d)", everything)
@@ -191,13 +184,11 @@ def test_nothing_in_the_folder_depends_on_the_number_of_runs(monkeypatch):
         assert json.loads(shown.stdout) == {"folder": "out", **run}
         for name in ("ledger_head", "test", "test_accuracy"):
             run.pop(name)
-        lines = [line for line in Path("out/privacy.txt").read_text().splitlines() if run_free(line)]
+        lines = [
+            line for line in Path("out/privacy.txt").read_text().splitlines() if not re.search(r"[0-9a-f]{20}", line)
+        ]
         kept.append((run, lines, sorted(path.name for path in Path("out").iterdir())))
     assert kept[0] == kept[1]
-
-
-def run_free(line):
-    return not re.search(r"[0-9a-f]{20}", line)
 
 
 def test_the_folder_does_not_tell_how_long_the_search_took(monkeypatch):
@@ -218,16 +209,10 @@ def test_the_folder_does_not_tell_how_long_the_search_took(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "reasons"),
     [
-        (
-            (*ON_PUBLIC, "--over", "nose=log(1,2) batch_size=int(1,2)"),
-            ["no recipe has this setting", "set it in the recipe"],
-        ),
+        ((*ON_PUBLIC, "--over", "nose=log(1,2) batch_size=int(1,2)"), ["no recipe has this", "set it in the recipe"]),
         ((*ON_PUBLIC, "--over", OVER, "--hold-out", 0.2), ["--holdout can go with --score-on held-out alone"]),
         (("--score-on", "test", "--over", OVER, "--runs", 0), ["--score-on to be one of", "--runs from 1"]),
-        (
-            (*ON_HELD_OUT, "--over", OVER, "--score-noise", -1, "--shape", -1),
-            ["score_noise > 0", "--shape of at least 0"],
-        ),
+        ((*ON_HELD_OUT, "--over", OVER, "--score-noise", -1, "--shape", -1), ["score_noise > 0", "--shape of at"]),
         ((*ON_PUBLIC, "--over", OVER, "--delta", 0.1), ["one over the declared size"]),
         ((*ON_PUBLIC, "--over", "clipping=choice(flat,adaptive)"), ["change what a run releases"]),
     ],
@@ -253,8 +238,7 @@ def test_a_search_that_finds_nothing_says_so_and_leaves_its_ledger(monkeypatch):
     shown = search("own.toml", "--over", OVER, *ON_PUBLIC, "--shape", "inf", "--runs", 1, "--out", "out")
     assert shown.exit_code == 1
     assert "The search found nothing" in shown.output
-    (left,) = unfinished("out")
-    assert [path.name for path in left.iterdir()] == ["ledger.jsonl"]
+    assert [str(path) for path in Path().glob("out.unfinished-*/*")] == ["out.unfinished-1/ledger.jsonl"]
 
 
 @pytest.mark.slow

@@ -200,7 +200,6 @@ def test_a_run_that_is_continued_holds_out_the_same_records(
         (("--target", "0"), "expected --target as numbers, such as 0,120"),
         (("--target", "0,9"), "declare one of them"),
         (("--label", "payd"), "there is no column 'payd'; did you mean 'paid'?"),
-        (("--model", "transformer"), "there are none in these data"),
         (("--model", "cnn"), "for rows of numbers take table, linear or mlp"),
     ],
 )
@@ -334,9 +333,6 @@ def test_a_schema_takes_the_names_of_any_table(suffix: str) -> None:
         ("a,b", ("--number", "a"), "expected --number as age=0,100"),
         ("a,label", ("--number", "a=5,1"), "expected low < high"),
         ("a,b", ("--number", "a=0,1", "--ignore", "a"), "the column 'a' is declared twice"),
-        ("a,b", ("--number", "a=0,1", "--label", "a"), "column 'a' is the label"),
-        ("a,b", (), "there is no column 'label'; --label is one of a, b"),
-        ("a,label", ("--encoding", "utf9"), "encoding: expected one that Python knows"),
         ("a,label", ("--classes", 'x,"y'), "expected --classes as names separated by commas, quoted as"),
         ("SECRET,0.25", (), "the first line must name the columns; its field 2 is a number"),
         ('label,"a\nSECRET",b', (), "the quotes in the first line, the header, do not match"),

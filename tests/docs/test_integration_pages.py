@@ -8,9 +8,10 @@ import os
 import re
 import runpy
 import sys
-import zlib
+from itertools import islice
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -30,13 +31,10 @@ def reviews(most: int = 200) -> list[dict[str, Any]]:
         pytest.skip("SST-2 is not there: set NOISETTE_DATA to the folder of the data sets")
     with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
         rows = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
-        return [
-            {
-                "input_ids": [4 + zlib.crc32(word.encode()) % 1996 for word in row["sentence"].split()],
-                "label": int(row["label"]),
-            }
-            for _, row in zip(range(most), rows, strict=False)
-        ]
+        texts = [(row["sentence"].split(), int(row["label"])) for row in islice(rows, most)]
+    return [
+        {"input_ids": [4 + crc32(word.encode()) % 1996 for word in words], "label": label} for words, label in texts
+    ]
 
 
 @pytest.mark.slow
