@@ -1,7 +1,5 @@
 """The structure of the package and of the tests: order of imports, single writers and sources, what is never loaded."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

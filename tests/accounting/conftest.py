@@ -1,7 +1,5 @@
 """Ledgers that several tests write to."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What banded steps cost: rounds of Poisson batches by another library, whole rounds, and ledgers that add up."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

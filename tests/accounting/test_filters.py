@@ -1,7 +1,5 @@
 """Costs that hold whatever was chosen after looking: the filter, the odometer, and which ledgers need them."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

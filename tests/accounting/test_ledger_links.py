@@ -1,7 +1,5 @@
 """A ledger with several names is one ledger: through symbolic links, hard links, and while it is replaced."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A reader beside a writer sees whole lines and no damage; what a power failure leaves can be repaired."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Several runs on one ledger: each line names its run, and each run has its own steps alone."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import subprocess

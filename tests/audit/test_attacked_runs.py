@@ -1,7 +1,5 @@
 """Whole runs, attacked by exact likelihood ratios: Poisson batches, banded noise, balls-in-bins, and users."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The page on auditing your own training is correct: its code runs, and its tests pass and can fail."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from pathlib import Path

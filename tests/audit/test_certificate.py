@@ -1,7 +1,5 @@
 """Certified bounds and simulated costs hold with the stated probability, and are as tight as the theory allows."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The step audit of the real training loop, its checks, planted faults, and batches that differ by one record."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Reports of measurements, their comparison, figures and page."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

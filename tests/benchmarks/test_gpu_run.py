@@ -1,7 +1,5 @@
 """``make gpu`` takes every part, also on a processor with tiny sizes; what ends it is a result like any other."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What is measured: models and experiments."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -1,7 +1,5 @@
 """The methods that are measured take the same step."""
 
-from __future__ import annotations
-
 import copy
 import sys
 import warnings

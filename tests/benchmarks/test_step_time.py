@@ -1,7 +1,5 @@
 """Time and memory of a step."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Pages in a real browser: no message on the console, no request to another server, nothing wider than the window."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """``noisette curve``: runs at several budgets, and what all of them cost."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Files that cannot be followed or read give one message and exit code 2."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The command that says whether a model can be trained privately: accepted and refused models, and wrong targets."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

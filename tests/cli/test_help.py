@@ -1,7 +1,5 @@
 """What ``--help`` says, and that neither it nor a mistake waits for the import of torch."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

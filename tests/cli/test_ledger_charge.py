@@ -1,7 +1,5 @@
 """``noisette ledger charge``, and the words for every kind of event."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,7 +1,5 @@
 """The CSV that ``noisette predict`` writes, and names that are not UTF-8."""
 
-from __future__ import annotations
-
 import csv
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``noisette search`` from the command line: what it leaves and refuses, and what is left of one that is cut off."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

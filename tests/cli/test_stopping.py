@@ -1,7 +1,5 @@
 """The reaction to signals: at once before the first step and when asked twice, otherwise after the step."""
 
-from __future__ import annotations
-
 import os
 import signal
 import weakref

@@ -1,7 +1,5 @@
 """``noisette train`` with a guarantee for users, and with truncated and cyclic batches."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

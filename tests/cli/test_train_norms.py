@@ -1,7 +1,5 @@
 """``noisette train`` with norms that replace batch norm, and with Lipschitz networks: published and loaded again."""
 
-from __future__ import annotations
-
 import html
 import math
 import re

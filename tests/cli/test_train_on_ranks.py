@@ -1,7 +1,5 @@
 """``torchrun -m noisette train``: one run, written and reported by rank 0 alone."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

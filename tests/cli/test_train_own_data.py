@@ -1,7 +1,5 @@
 """Data of the user's own on the command line: schema, training, report and predictions."""
 
-from __future__ import annotations
-
 import csv
 import json
 import random

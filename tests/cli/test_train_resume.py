@@ -1,7 +1,5 @@
 """``noisette train --resume``: runs that were killed, put off or cut short go on, within their budget."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The assurance page and the lists beside it have the results of the last run, and name tests that exist."""
 
-from __future__ import annotations
-
 import ast
 import copy
 import json

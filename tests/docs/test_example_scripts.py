@@ -1,7 +1,5 @@
 """The examples run, also on two ranks, and so does the script of the page on several GPUs."""
 
-from __future__ import annotations
-
 import os
 import re
 import runpy

@@ -1,7 +1,5 @@
 """The federated examples: sums are those of a loop, and each ledger has the privacy cost of Poisson-sampled noise."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The code of the page on rules runs, and its tests pass and can fail."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The code on the pages about other libraries runs."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import os

@@ -1,7 +1,5 @@
 """The job files parse and agree with each other, and the job for SLURM runs, also where a rank is killed."""
 
-from __future__ import annotations
-
 import os
 import re
 import runpy

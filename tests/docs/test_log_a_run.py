@@ -1,7 +1,5 @@
 """What loggers get of a private training is released."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Membership inference: rates agree with their definitions, and the attacks detect memorisation."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

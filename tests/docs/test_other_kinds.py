@@ -1,7 +1,5 @@
 """The programs of the page on other kinds of models run, one after the other, and each learns something."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The container, the recipe of conda and the release workflow agree with pyproject.toml and with the README."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import tomllib

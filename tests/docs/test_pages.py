@@ -1,7 +1,5 @@
 """The code on the pages runs, their numbers are those of the library, and what is generated is up to date."""
 
-from __future__ import annotations
-
 import json
 import re
 import runpy

@@ -1,7 +1,5 @@
 """The public names are sorted and the same at run time, for type checkers and in ``dir``."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import subprocess

@@ -1,7 +1,5 @@
 """The Python code of the README and of the pages beside it runs, and prints what its comments state."""
 
-from __future__ import annotations
-
 import json
 import re
 import statistics

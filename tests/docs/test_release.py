@@ -1,7 +1,5 @@
 """The sdist and the wheel build without a network, hold every file of the package, and the wheel runs by itself."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What the page on reporting states is what the committed results say."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

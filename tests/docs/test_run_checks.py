@@ -1,7 +1,5 @@
 """The check of a finished run refuses a ledger that is not that of the run, also one whose digests follow."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

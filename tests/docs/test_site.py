@@ -1,7 +1,5 @@
 """The site is built strictly, names every public name and every refusal, and asks no other server for anything."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The tutorials run, what they print is what they promise, and their notebooks have the same cells with outputs."""
 
-from __future__ import annotations
-
 import json
 import re
 import runpy

@@ -1,7 +1,5 @@
 """The file of word vectors that a recipe takes, made from a small vocabulary."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Abadi et al. 2016: lengths of runs, finished runs, figures, and networks that start from public convolutions."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

@@ -1,7 +1,5 @@
 """Bethune et al. 2024: ADBench, figures and tables from invented runs, and two steps of each kind of network."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The command that reproduces papers, and the parts that they have in common."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree

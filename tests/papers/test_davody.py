@@ -1,7 +1,5 @@
 """Davody et al. 2020: batch norm with public examples, cells and tables, and training under weight noise."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

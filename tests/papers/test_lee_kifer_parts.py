@@ -1,7 +1,5 @@
 """Figures and tables of the speed of private steps, made from invented measurements."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

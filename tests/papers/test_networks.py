@@ -1,7 +1,5 @@
 """The networks of the papers, their layers, sizes, first weights and clipped sums; GloVe's vectors, also damaged."""
 
-from __future__ import annotations
-
 import re
 from functools import partial
 from pathlib import Path

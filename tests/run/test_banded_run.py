@@ -1,7 +1,5 @@
 """Runs with banded noise on cyclic batches: what they release, record, keep, and do after a crash."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

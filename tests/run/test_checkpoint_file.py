@@ -1,7 +1,5 @@
 """The files of a checkpoint: what they hold comes back whole, or not at all; and the fingerprint of a data set."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Records of one microbatch are joined by their rows, sequences padded to buckets: none decides over the others."""
 
-from __future__ import annotations
-
 from collections import UserDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The backend that traces and runs what it traced is enough: whether a release is 
 while tracing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

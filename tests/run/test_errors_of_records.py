@@ -1,7 +1,5 @@
 """A record whose loss raises: nothing of its batch is released, or it adds nothing and the run goes on."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

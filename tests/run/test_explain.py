@@ -1,7 +1,5 @@
 """What a few steps on made-up examples show of a model and a loss, and what they leave as it was."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """Microbatches ahead: the same records in the same order, of steps in the ledger alone, and without the key."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import threading

@@ -5,8 +5,6 @@ depend on the vector mathematics of the machine in the last places: after twenty
 hundred thousandth. A weighted sum stands for the values that are not listed; it also changes when values change places.
 """
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Loops and losses that people write, and that harm nothing: accepted, with the result of the plain loop."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 from typing import Any

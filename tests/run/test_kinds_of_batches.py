@@ -1,7 +1,5 @@
 """Runs with batches for users, truncated batches and balls-in-bins batches: what they draw, record and refuse."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Collation, mapped files and Arrow tables: microbatches of the right rows, and no other row is read."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Any

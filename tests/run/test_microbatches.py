@@ -1,10 +1,8 @@
 """Pieces that find their own size: the sum, the noise and the bound are those of the whole batch, whatever fits."""
 
-from __future__ import annotations
-
 import contextlib
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 from unittest import mock
 
 import pytest
@@ -113,7 +111,7 @@ class Training:
         self.released.append(torch.cat([p.grad.flatten().clone() for p in self.model.parameters()]))
         self.optimizer.zero_grad()
 
-    def go(self, size: int | str) -> Training:
+    def go(self, size: int | str) -> Self:
         with self.run:
             for batch in self.run.batches():
                 for piece in batch.microbatches(size):

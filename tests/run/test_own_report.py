@@ -1,7 +1,5 @@
 """The statement and the report of a run in a loop of one's own."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

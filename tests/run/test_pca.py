@@ -1,7 +1,5 @@
 """Private principal components: one record changes the sum by at most one, and only the noised sum is used."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

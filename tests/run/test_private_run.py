@@ -1,7 +1,5 @@
 """The joiner: what it refuses, what it releases, what it costs, and what it leaves behind."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import math

@@ -1,7 +1,5 @@
 """``.grad`` holds what a release wrote, or what the user's hooks returned for it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """What a message of a run says to do is done, and the run goes on."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 

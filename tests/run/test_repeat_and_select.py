@@ -1,7 +1,5 @@
 """The driver of a search: what it charges, what it draws, and what leaves it."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

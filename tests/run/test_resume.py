@@ -1,7 +1,5 @@
 """Runs that are saved and resumed: they end as if nothing had been, or sooner, and spend no more than was planned."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """The samplers of a run beside Poisson batches, against the exact distributions that are priced."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from itertools import combinations, product
 from math import comb

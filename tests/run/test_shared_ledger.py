@@ -1,7 +1,5 @@
 """Two and three runs on one ledger, in every order of their steps, never cost more together than the budget of each."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterator

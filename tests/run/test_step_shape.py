@@ -1,7 +1,5 @@
 """A step is short enough to be read: few frames deep, in few files, with few moves and calls."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

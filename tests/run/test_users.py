@@ -1,7 +1,5 @@
 """Records by their users: ids of all kinds, few records of each drawn by the key alone, and batches of both kinds."""
 
-from __future__ import annotations
-
 import time
 import tracemalloc
 from itertools import combinations

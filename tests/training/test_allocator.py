@@ -1,7 +1,5 @@
 """Freed memory is kept where the C library can."""
 
-from __future__ import annotations
-
 import platform
 import subprocess
 import sys

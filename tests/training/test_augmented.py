@@ -1,7 +1,5 @@
 """Recipes with views of records and with whitened features: what is published."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Averages of weights and the learning rate of each step, against formulas."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from types import SimpleNamespace

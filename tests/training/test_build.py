@@ -1,7 +1,5 @@
 """What a recipe trains: the norms that stand for batch norm, and the public examples behind them."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import replace

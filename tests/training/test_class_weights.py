@@ -1,7 +1,5 @@
 """Weights of classes: what a loss becomes, against a loop, and what they do for a rare class."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

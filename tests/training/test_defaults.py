@@ -1,7 +1,5 @@
 """Rules for settings: from public numbers alone, and in their stated ranges."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A finished run folder: its seal, damaged and forged facts, and models whose code is not noisette's."""
 
-from __future__ import annotations
-
 import copy
 import json
 import random

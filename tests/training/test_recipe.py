@@ -1,7 +1,5 @@
 """Recipes: what a file may say, how a wrong one is refused, schemas, and what suits data of one's own."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any

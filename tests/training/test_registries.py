@@ -1,7 +1,5 @@
 """A new accountant, data set or model is one class or function and one line in its registry."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Figures on test examples, against loops over single examples."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A search: what it charges and costs, what its rehearsal finds, and what leaves it."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from dataclasses import asdict, replace

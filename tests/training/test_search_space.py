@@ -1,7 +1,5 @@
 """The space of a search: what it takes from the command line, what it refuses, and what it draws."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from dataclasses import replace

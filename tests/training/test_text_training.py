@@ -1,7 +1,5 @@
 """Texts at work: public word vectors stand fixed before the model, in training, in resumed runs and in what is left."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json

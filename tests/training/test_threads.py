@@ -1,7 +1,5 @@
 """The number of threads is chosen by time, without records, and only where the user chose none."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import pytest

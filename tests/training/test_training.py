@@ -1,7 +1,5 @@
 """The training loop of a recipe: what it publishes, what it spends, and how it stops."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The facts of a run: how numbers are printed, and ``run.json``."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """Figures of runs: what they show, their form as part of a page and as a file."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from xml.etree import ElementTree as Xml

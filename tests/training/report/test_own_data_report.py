@@ -1,7 +1,5 @@
 """The report on data of the user's own: declared columns, numbers to predict, records held out."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from finished_runs import with_recipe

@@ -1,7 +1,5 @@
 """The privacy statement of every kind of run: its decisive sentences, and what it must not say."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 
