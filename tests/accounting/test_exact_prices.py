@@ -114,7 +114,6 @@ def test_the_oracle_agrees_with_the_closed_moment_of_laplace_noise():
         GroupPrivacy(PoissonGaussian(0.2, 2.0), 4),
         TruncatedPoissonGaussian(0.2, 1.0, 22, 100),
     ],
-    ids=lambda event: event.mechanism,
 )
 def test_the_contour_agrees_with_the_closed_form_of_one_release(event):
     along_contour, closed = Truth({event: 1}, added=False), Truth({event: 1}, added=False)

@@ -23,27 +23,14 @@ from noisette.run.sampling import BallsInBinsSampler, CyclicPoissonSampler
 ALPHA = 1e-6
 
 
-def row_steps(
-    axes: int, records: int, *, noise: float, expected_batch_size: float, **declared: Any
-) -> Iterator[tuple[PrivateRun, np.ndarray]]:
+def row_steps(axes: int, records: int, **declared: Any) -> Iterator[tuple[PrivateRun, np.ndarray]]:
     """The run after each step, with how far the release moves each axis in deviations of the noise, (axes,).
 
-    Args:
-        axes: how many there are; the first half has records.
-        records: of each of these axes.
-        noise: the noise multiplier.
-        expected_batch_size, declared: the other arguments of ``privatize``.
+    The first half of the axes has so many records each; ``declared`` are arguments of ``privatize``.
     """
     canaries = Rows(axes)
-    for run, _, moved, _ in released_scores(
-        PerExampleClip(canaries.model, 0.7),
-        canaries,
-        noise_multiplier=noise,
-        expected_batch_size=expected_batch_size,
-        records=canaries.records[: axes // 2].repeat(records),
-        microbatch_size=20_000,
-        **declared,
-    ):
+    declared |= {"records": canaries.records[: axes // 2].repeat(records), "microbatch_size": 20_000}
+    for run, _, moved, _ in released_scores(PerExampleClip(canaries.model, 0.7), canaries, **declared):
         yield run, moved
 
 
@@ -63,15 +50,8 @@ def banded(rate: float, records: int = 40_000) -> tuple[np.ndarray, np.ndarray, 
     and the guaranteed epsilon; ``rate`` is that within a group.
     """
     guaranteed, steps, groups = 0.0, [], np.arange(records) % BANDS
-    for run, moved in row_steps(
-        records,
-        1,
-        noise=NOISE,
-        sampling=CyclicPoisson(BANDS),
-        sampling_rate=rate / BANDS,
-        expected_batch_size=records / 2 * rate / BANDS,
-        steps=STEPS,
-    ):
+    sizes = {"sampling_rate": rate / BANDS, "expected_batch_size": records / 2 * rate / BANDS, "steps": STEPS}
+    for run, moved in row_steps(records, 1, noise_multiplier=NOISE, sampling=CyclicPoisson(BANDS), **sizes):
         steps.append(moved)
         groups[: records // 2] = run._sampler._groups  # pyright: ignore
         guaranteed = run.epsilon(delta=DELTA) if len(steps) == STEPS else 0.0
@@ -113,15 +93,8 @@ BINS = 60
 def of_a_pass(records: int, noise: float = 0.7, delta: float = 0.03) -> tuple[float, float]:
     """The epsilon that is certified and the one that is guaranteed, for a run of one pass."""
     guaranteed, steps = 0.0, []
-    for run, moved in row_steps(
-        records,
-        1,
-        noise=noise,
-        sampling=BallsInBins(),
-        sampling_rate=1 / BINS,
-        expected_batch_size=records / 2 / BINS,
-        steps=BINS,
-    ):
+    sizes = {"sampling_rate": 1 / BINS, "expected_batch_size": records / 2 / BINS, "steps": BINS}
+    for run, moved in row_steps(records, 1, noise_multiplier=noise, sampling=BallsInBins(), **sizes):
         steps.append(moved / noise - noise**-2 / 2)
         guaranteed = run.epsilon(delta=delta) if len(steps) == BINS else 0.0
     return certified(logsumexp(np.array(steps), axis=0) - np.log(BINS), delta), guaranteed
@@ -150,7 +123,7 @@ def of_users(
     """
     ids = Users(torch.arange(users // 2).repeat(records), most_records, public_users=declared.pop("public_users", None))
     total, guaranteed, event = np.zeros(users), 0.0, None
-    for run, moved in row_steps(users, records, noise=noise, users=ids, steps=30, **declared):
+    for run, moved in row_steps(users, records, noise_multiplier=noise, users=ids, steps=30, **declared):
         event, guaranteed = run.event, run.epsilon(delta=delta)
         assert isinstance(event, UserLevel)
         shifts = np.arange(event.records + 1)
@@ -174,9 +147,8 @@ def test_the_guarantee_holds_for_users_and_is_nearly_reached(records: int) -> No
 
 
 def test_the_guarantee_holds_where_users_are_sampled() -> None:
-    sizes = {"public_users": USERS, "public_size": 6 * USERS, "expected_batch_size": 0.3 * USERS}
-    ids: dict[str, Any] = sizes
-    found, guaranteed, event = of_users(USERS, 6, 12, noise=1.5, delta=0.1, **ids)
+    sizes: Any = {"public_users": USERS, "public_size": 6 * USERS, "expected_batch_size": 0.3 * USERS}
+    found, guaranteed, event = of_users(USERS, 6, 12, noise=1.5, delta=0.1, **sizes)
     assert (event.records, event.sampling_rate) == (1, pytest.approx(0.3))
     assert 0.6 * guaranteed < found < guaranteed
 
@@ -205,13 +177,8 @@ def test_real_runs_keep_their_guarantee_and_the_audit_has_power(
 
 
 def test_axes_of_two_layers_are_audited() -> None:
-    audit = audit_run(
-        lambda model: PerExampleClip(model, 0.7, engine=ReweightGP()),
-        noise_multiplier=0.5,
-        sampling_rate=0.5,
-        steps=4,
-        canary_model=Axes(2_000, 20),
-    )
+    settings = {"noise_multiplier": 0.5, "sampling_rate": 0.5, "steps": 4, "canary_model": Axes(2_000, 20)}
+    audit = audit_run(lambda model: PerExampleClip(model, 0.7, engine=ReweightGP()), **settings)
     assert audit.inside.size == audit.outside.size == 1_000
     assert audit.verdict is Verdict.CONSISTENT
     assert audit.points[0].certified > 0.5

@@ -40,7 +40,7 @@ def test_without_a_gpu_one_sentence_and_an_error(capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit, match=r"^No GPU: torch finds no CUDA device, so nothing was run\.$"):
         gpu.main([])
     script = Path(gpu_environment.__file__)
-    done = subprocess.run([sys.executable, script, sys.executable], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, script, sys.executable], capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr == f"No GPU: torch finds no CUDA device in any of {sys.executable}, so nothing was run.\n"
 

@@ -98,5 +98,5 @@ HELP = "from noisette.cli import app; app(['--help'], standalone_mode=False)"
 )
 def test_libraries_are_imported_on_first_use(program: str, late: tuple[str, ...]) -> None:
     seen = f"{program}\nimport sys; print(*(set({late!r}) & set(sys.modules)), file=sys.stderr)"
-    done = subprocess.run([sys.executable, "-c", seen], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", seen], capture_output=True, text=True)
     assert (done.returncode, done.stderr.strip()) == (0, "")

@@ -23,18 +23,12 @@ def table(path: Path, *, users: int = 40) -> Path:
     return path
 
 
+HELD_OUT = (*USERS, "--public-users", "40", "--holdout", "0.2")
+FULL = ("--batches", "truncated", "--largest-batch", "60")
 KINDS: dict[str, tuple[tuple[str, ...], type[Event], str]] = {
     "records of users": (USERS, UserLevel, "Each record enters the batch of a step independently"),
-    "users, some held out": (
-        (*USERS, "--public-users", "40", "--holdout", "0.2"),
-        UserLevel,
-        "Size of the training set: 32 users, a declared and public constant",
-    ),
-    "truncated": (
-        ("--batches", "truncated", "--largest-batch", "60"),
-        Truncated,
-        "A batch of more than 60 records is replaced",
-    ),
+    "users, some held out": (HELD_OUT, UserLevel, "Size of the training set: 32 users, a declared and public constant"),
+    "truncated": (FULL, Truncated, "A batch of more than 60 records is replaced"),
     "cyclic": (("--batches", "cyclic", "--bands", "3"), BandedGaussian, "orthogonal to what it adds in another"),
 }
 

@@ -44,13 +44,11 @@ def _images(_here: None) -> None:
     Path("recipe.toml").write_text(RECIPE)
 
 
-@pytest.mark.parametrize(
-    ("norm", "options"),
-    [
-        ("public", ("recipe.toml", "--batch-norm", "public", "--public-examples", 12)),
-        ("group", (*OPTIONS, "--batch-norm", "group", "--delta", 1e-3)),
-    ],
-)
+OF_NORM = {"public": ("recipe.toml", "--batch-norm", "public", "--public-examples", 12)}
+OF_NORM["group"] = (*OPTIONS, "--batch-norm", "group", "--delta", 1e-3)
+
+
+@pytest.mark.parametrize(("norm", "options"), OF_NORM.items())
 def test_the_code_of_the_report_loads_a_model_with_its_norms(
     norm: str, options: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,14 +15,8 @@ ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "NOISETTE_COMPILE": "0"}
 
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*TORCHRUN, "train", *arguments],
-        cwd=folder,
-        env=ENVIRONMENT,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    pipes = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([*TORCHRUN, "train", *arguments], cwd=folder, env=ENVIRONMENT, **pipes)
 
 
 def test_two_ranks_make_one_run(tmp_path: Path) -> None:

@@ -85,23 +85,12 @@ print(json.dumps(statuses))
 """
 
 # Everywhere that something is written or drawn, and between.
-POINTS = [
-    "noisette.accounting.ledger:Ledger.reserve",
-    "noisette.accounting.ledger:Ledger.commit",
-    "noisette.accounting.ledger:Ledger.release",
-    "noisette.accounting.ledger_file:LedgerFile._sync",
-    "noisette.core.batches:PoissonSampler.indices",
-    "noisette.run.per_example:PerExampleClip.add",
-    "noisette.core.release:GaussianRelease.__call__",
-    "noisette.core.noise:GaussianNoise.add_",
-    "torch.optim:SGD.step",
-    "noisette.run.checkpoint:Fingerprint.write",
-    "noisette.run.checkpoint:save_file",
-    "noisette.run.checkpoint:write",
-    "noisette.accounting.atomic_files:sync",
-    "os:replace",
-    "shutil:rmtree",
-]
+OF_LEDGER = ("ledger:Ledger.reserve", "ledger:Ledger.commit", "ledger:Ledger.release", "ledger_file:LedgerFile._sync")
+OF_STEP = ("batches:PoissonSampler.indices", "release:GaussianRelease.__call__", "noise:GaussianNoise.add_")
+POINTS = [*(f"noisette.accounting.{point}" for point in OF_LEDGER), *(f"noisette.core.{point}" for point in OF_STEP)]
+POINTS += [f"noisette.run.checkpoint:{name}" for name in ("Fingerprint.write", "save_file", "write")]
+POINTS += ["noisette.run.per_example:PerExampleClip.add", "noisette.accounting.atomic_files:sync"]
+POINTS += ["torch.optim:SGD.step", "os:replace", "shutil:rmtree"]
 
 
 def drive(folder: Path, kills: Sequence[Sequence[object]]) -> list[tuple[bool, int]]:

@@ -29,9 +29,7 @@ def on_two_ranks(script: Path, *arguments: str, folder: Path) -> str:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "NOISETTE_COMPILE": "0"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     command = [*TORCHRUN, str(script), *arguments]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, cwd=folder, env=environment, check=False
-    )
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=folder, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 

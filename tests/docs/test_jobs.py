@@ -56,26 +56,12 @@ def test_the_job_for_slurm_goes_on_after_the_death_of_a_rank(tmp_path: Path) -> 
         (tmp_path / name).write_text(f"#!/bin/bash\n{line}\n")
         (tmp_path / name).chmod(0o755)
     (tmp_path / "killed.py").write_text(KILLED)
-    environment = os.environ | {
-        "PATH": f"{tmp_path}:{os.environ['PATH']}",
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-        "OMP_NUM_THREADS": "1",
-        "NOISETTE_COMPILE": "0",
-        "SLURM_JOB_NODELIST": "localhost",
-        "SLURM_NNODES": "1",
-        "SLURM_GPUS_ON_NODE": "2",
-        "SLURM_JOB_ID": "7",
-    }
+    slurm = {"SLURM_JOB_NODELIST": "localhost", "SLURM_NNODES": "1", "SLURM_GPUS_ON_NODE": "2", "SLURM_JOB_ID": "7"}
+    paths = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environment = os.environ | paths | slurm | {"OMP_NUM_THREADS": "1", "NOISETTE_COMPILE": "0"}
     script = [str(ROOT / "examples" / "train_on_ranks.py"), "--out", "run", "--steps", "24"]
-    done = subprocess.run(
-        ["bash", str(SBATCH), "killed.py", *script],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    settings = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True, "timeout": 240}
+    done = subprocess.run(["bash", str(SBATCH), "killed.py", *script], **settings)
     assert done.returncode == 0, done.stderr[-3000:]
     steps = re.match(r"steps (\d+), epsilon (\S+),", done.stdout)
     assert steps, done.stdout

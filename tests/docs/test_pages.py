@@ -45,18 +45,12 @@ def names_of(*code: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        *("experiments.table", "experiments.correlated_runs", "experiments.run_checks", "experiments.batch_norm"),
-        "experiments.clipless_page",
-        pytest.param("experiments.correlated_noise", marks=pytest.mark.slow),
-        *(
-            pytest.param(f"papers.{paper}", marks=pytest.mark.slow)
-            for paper in ("abadi_2016", "bethune_2024", "davody_2020", "lee_kifer_2020")
-        ),
-    ],
-)
+QUICK = [f"experiments.{name}" for name in ("table", "correlated_runs", "run_checks", "batch_norm", "clipless_page")]
+LONG = [f"papers.{paper}" for paper in ("abadi_2016", "bethune_2024", "davody_2020", "lee_kifer_2020")]
+LONG.append("experiments.correlated_noise")
+
+
+@pytest.mark.parametrize("module", [*QUICK, *(pytest.param(module, marks=pytest.mark.slow) for module in LONG)])
 def test_what_is_generated_is_up_to_date(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     script = ROOT.joinpath(*module.split("."))
     monkeypatch.setattr(sys, "argv", [module, "--check"])
@@ -125,13 +119,8 @@ def test_keys_and_names_of_the_page_exist() -> None:
     recipe = Recipe()
     known = {field.name for part in fields(recipe) for field in fields(getattr(recipe, part.name))}
     rows = [row.split("|") for row in text_of(ACCURACY).splitlines() if row.startswith("| ") and row.count("|") == 5]
-    keys = {
-        key
-        for row in rows[1:]
-        for code in re.findall(r"`([^`]*)`", row[2])
-        if not code.startswith(("noisette", '"'))
-        for key in [code.rpartition("] ")[2].partition(" ")[0]]
-    }
+    codes = [code for row in rows[1:] for code in re.findall(r"`([^`]*)`", row[2])]
+    keys = {code.rpartition("] ")[2].partition(" ")[0] for code in codes if not code.startswith(("noisette", '"'))}
     assert len(keys) > 15
     assert keys <= known, keys - known
 
@@ -159,16 +148,14 @@ def test_code_of_the_clipless_page_trains_and_certifies() -> None:
     assert names["run"].epsilon(delta=1e-4) <= 2.48
 
 
-@pytest.mark.parametrize(
-    ("bounded", "tau", "clipping", "said", "least", "most"),
-    [
-        (layers.SphereInput(1.0), 30.0, noisette.FlatClipping(0.1), "has 98 to 100 % of the bound", 0.97, 1.0),
-        (layers.BoundedInput(3.0), 3.0, None, "it is about 70 %", 0.65, 0.75),
-    ],
-)
-def test_gradients_use_the_stated_share_of_the_bound(
-    bounded: nn.Module, tau: float, clipping: noisette.FlatClipping | None, said: str, least: float, most: float
-) -> None:
+SHARES = [
+    (layers.SphereInput(1.0), 30.0, noisette.FlatClipping(0.1), "has 98 to 100 % of the bound", 0.97, 1.0),
+    (layers.BoundedInput(3.0), 3.0, None, "it is about 70 %", 0.65, 0.75),
+]
+
+
+@pytest.mark.parametrize(("bounded", "tau", "clipping", "said", "least", "most"), SHARES)
+def test_gradients_use_the_stated_share_of_the_bound(bounded, tau, clipping, said, least, most) -> None:
     assert said in text_of("docs/clipless.md")
     hidden = layers.SpectralLinear(64, 64), layers.GroupSort2(), layers.SpectralLinear(64, 10)
     model, loss = nn.Sequential(nn.Flatten(), bounded, *hidden), layers.TauCrossEntropy(tau)

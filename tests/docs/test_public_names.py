@@ -84,7 +84,7 @@ def _extra() -> list[str]:
 
 def _bare(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", _BARE % _extra() + "\n" + program, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return subprocess.run(command, capture_output=True, text=True)
 
 
 def test_training_needs_none_of_what_the_command_line_needs(tmp_path: Path) -> None:

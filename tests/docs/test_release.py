@@ -15,7 +15,7 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYT
 
 
 def done(*command: str | Path, folder: Path) -> str:
-    ran = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    ran = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran.stdout
 

@@ -77,16 +77,10 @@ def test_the_cifar_network_uses_only_the_centre_of_the_image_and_ignores_brightn
 
 def test_initial_weights_are_normal_and_truncated_at_two_standard_deviations() -> None:
     cifar, mnist = models.build("cifar-tutorial", (3, 32, 32), 10), models.build("mlp1000", (60,), 10)
-    expected: list[tuple[Tensor, float]] = [
-        (cifar.features.conv1.weight, 0.05),
-        (cifar.features.conv2.weight, 0.05),
-        (cifar.head.fc1.weight, 0.04),
-        (cifar.head.fc2.weight, 0.04),
-        (cifar.head.scores.weight, 1 / 384),
-        (mnist[1].weight, 60**-0.5),
-        (mnist[3].weight, 1000**-0.5),
-    ]
-    for weight, std in [(weight.detach(), std) for weight, std in expected]:
+    of_head = (cifar.head.fc1, 0.04), (cifar.head.fc2, 0.04), (cifar.head.scores, 1 / 384)
+    of_others = (cifar.features.conv1, 0.05), (cifar.features.conv2, 0.05), (mnist[1], 60**-0.5), (mnist[3], 1000**-0.5)
+    for layer, std in (*of_head, *of_others):
+        weight = layer.weight.detach()
         assert float(weight.abs().max()) <= 2 * std
         assert float(weight.std()) == pytest.approx(0.87962 * std, rel=0.06)  # of a normal number cut there
     biases = {name: float(value.detach().unique()) for name, value in cifar.named_parameters() if "bias" in name}

@@ -132,17 +132,13 @@ def test_what_cannot_be_kept_is_named_and_nothing_is_written(value: Any, tmp_pat
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"format": "noisette checkpoint 1"}, "this version reads.*with the version of noisette that began it"),
-        ({"content": '{"tensor": "no such"}'}, "lacks a part"),
-    ],
-)
-def test_another_format_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_another_format_is_refused(tmp_path: Path) -> None:
     checkpoint_file.write(tmp_path, CONTENT)
-    reseal(tmp_path, **changes)
-    with pytest.raises(ValueError, match=message):
+    reseal(tmp_path, content='{"tensor": "no such"}')
+    with pytest.raises(ValueError, match="lacks a part"):
+        checkpoint_file.read(tmp_path)
+    reseal(tmp_path, format="noisette checkpoint 1")
+    with pytest.raises(ValueError, match=r"this version reads.*with the version of noisette that began it"):
         checkpoint_file.read(tmp_path)
 
 

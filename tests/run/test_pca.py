@@ -28,10 +28,8 @@ COST = (("principal components", 1.0),)
 MOST_ROUNDING = 2 * 2.0**31 * 2.0**-53
 HOSTILE = {
     "largest of both signs": [1.7e308, -1.7e308, 1e300, 0, 0, 0, 0],
-    "smallest beside large": [1e308, 5e-324, 0, 0, 0, 0, 0],
     "subnormal": [1e-320, -3e-315, 1e-310, 0, 0, 0, 0],
     "thirds": [1 / 3] * 7,
-    "one axis": [0, 0, 0, -1e-200, 0, 0, 0],
     "near one": [1.0, 2**-26, 2**-26, -(2**-27), 0, 0, 0],
     "zeros": [0.0] * 7,
     "nan": [1.0, math.nan, 1, 1, 1, 1, 1],
@@ -143,9 +141,7 @@ def test_all_kinds_of_rows_give_the_same_sum_and_projection(kind: str) -> None:
     ("rows", "message"),
     [
         (np.zeros((5, 2, 2)), "got 3 axes; flatten"),
-        (torch.zeros(5), "got 1 axes"),
         (np.array([["a", "b"]]), "got text"),
-        (np.zeros((5, 2), complex), "got complex numbers"),
         (sparse.csr_matrix(np.zeros((5, 2), complex)), "got complex numbers"),
         (torch.zeros(5, 2).to_sparse(), "got torch.sparse_coo; give sparse rows as a scipy"),
     ],
@@ -164,11 +160,8 @@ def test_data_that_is_no_table_of_numbers_is_refused_without_privacy_cost(rows: 
     [
         ({}, ["exactly one of noise_multiplier and epsilon"]),
         ({"noise_multiplier": 4.0, "epsilon": 1.0, "delta": 1e-5}, ["exactly one"]),
-        ({"noise_multiplier": 4.0, "delta": 1e-5}, ["epsilon and delta together"]),
-        ({"noise_multiplier": math.nan}, ["noise_multiplier=nan"]),
         ({"epsilon": 0.0, "delta": 1.0}, ["epsilon > 0", "delta < 1"]),
         ({"n_components": 8, "noise_multiplier": -1}, ["n_components <= 7", "noise_multiplier > 0"]),
-        ({"n_components": 0, "noise_multiplier": 4.0}, ["n_components >= 1"]),
         ({"n_components": 2.5, "noise_multiplier": 4.0}, ["whole number"]),
     ],
     ids=str,

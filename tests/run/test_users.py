@@ -33,9 +33,7 @@ class Column:
 
 
 GIVEN: dict[str, tuple[Any, Any]] = {
-    "list": (IDS, X),
     "tuples": ([(name, 1) for name in IDS], X),
-    "array": (NUMBERS.numpy(), X),
     "array of times": (NUMBERS.numpy().astype("M8[ns]"), X),
     "tensor": (NUMBERS, X),
     "column": (Column(), X),

@@ -46,14 +46,10 @@ def test_the_last_weights_are_averaged_evenly(share: float, steps: int, last: in
 
 
 def test_an_average_of_the_last_weights_is_resumed(tmp_path: Path) -> None:
-    recipe = Recipe(
-        DataSection("digits"),
-        ModelSection("linear"),
-        PrivacySection(epsilon=8.0, delta=1e-4, accountant="rdp"),
-        TrainingSection(epochs=1, batch_size=200, lr=4.0, average_last=0.9),
-    )
-    weights: list[torch.Tensor] = []
-    rates: list[float] = []
+    privacy = PrivacySection(epsilon=8.0, delta=1e-4, accountant="rdp")
+    training = TrainingSection(epochs=1, batch_size=200, lr=4.0, average_last=0.9)
+    recipe = Recipe(DataSection("digits"), ModelSection("linear"), privacy, training)
+    weights, rates = [], []
 
     def watch(run, point):
         rates.append(run.optimizer.param_groups[0]["lr"])
@@ -80,11 +76,10 @@ def test_the_learning_rate_falls_or_moves_on_a_line() -> None:
     assert rates(lr_end=1.0, lr_epochs=0.5) == pytest.approx([2.0, 1.8, 1.6, 1.4, 1.2, *[1.0] * 5])
 
 
-@pytest.mark.parametrize(
-    ("settings", "factor"),
-    [({}, 2.0), ({"cosine": False}, 1.0), ({"momentum": 0.5}, 1.0), ({"lr": 0.25}, 0.0)],
-    ids=["cosine", "constant", "momentum", "given"],
-)
+RATES: list[Any] = [({}, 2.0), ({"cosine": False}, 1.0), ({"momentum": 0.5}, 1.0), ({"lr": 0.25}, 0.0)]
+
+
+@pytest.mark.parametrize(("settings", "factor"), RATES)
 def test_a_recipe_without_a_rate_gets_that_of_the_rule(settings: dict[str, Any], factor: float) -> None:
     of = Recipe(training=TrainingSection(**{"batch_size": 360, "lr": None} | settings))
     optimizer = torch.optim.SGD(nn.Linear(99, 10).parameters())

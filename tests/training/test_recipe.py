@@ -35,17 +35,10 @@ def test_all_misspelled_keys_are_listed_with_what_was_meant(tmp_path: Path) -> N
     assert "training: epochs = 'many' is not of the expected type: a valid number" in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "not toml",
-        f"a = {'[' * 3000}{']' * 3000}",
-        "data = 3\n",
-        "[training]\nseed = true\n",
-        "[data]\ntarget = [0, 1, 2]\n",
-        "[data]\nclasses = [0, 1]\n",
-    ],
-)
+DEEP = f"a = {'[' * 3000}{']' * 3000}"
+
+
+@pytest.mark.parametrize("text", ["not toml", DEEP, "data = 3", "[training]\nseed = true", "[data]\ntarget = 3"])
 def test_values_of_another_type_are_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(ValueError, match=r"is not a TOML file|is a table|of the expected type"):
         read(tmp_path, text)
@@ -67,10 +60,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], list[str]]] = [
     # data
     ({"data": OWN | {"holdout": 0.0}}, ["expected 0 < holdout < 1"]),
     ({"data": OWN | {"holdout": 0.2, "test": "later.csv"}}, ["give test or holdout, not both"]),
-    (
-        {"data": OWN | {"holdout": 0.2, "users": "u"}, "training": {"batches": "truncated", "largest_batch": 9}},
-        ["held out is random", "needs records_per_user"],
-    ),
+    ({"data": OWN | {"holdout": 0.2, "users": "u"}, "training": {"batches": "truncated"}}, ["needs records_per_user"]),
     ({"data": OWN | {"users": "u"}, "training": {"batches": "cyclic", "bands": 3}}, ["with users batches are Poisson"]),
     ({"data": OWN | {"unit": "EUR"}}, ["give its bounds as target"]),
     ({"data": OWN | {"columns": {"age": {"kind": "?"}}}}, ["one of number, date, category, hashed, ignored"]),
@@ -93,13 +83,8 @@ CONTRADICTIONS: list[tuple[dict[str, Any], list[str]]] = [
     (BOUNDS | {"augmentation": {"flip": True}}, ["leave out augmentation or lipschitz"]),
     (BOUNDS | {"training": {"class_weights": {"0": 1.0}}}, ["leave out target and class_weights"]),
     # training
-    (
-        {"privacy": {"clipping": "global", "engine": "ghost"}},
-        [
-            "expected clipping to be one of flat, per-layer, automatic, adaptive, got 'global'",
-            "one of book-keeping, reweight-gp, per-example-loop, vmap, got 'ghost'",
-        ],
-    ),
+    ({"privacy": {"clipping": "global"}}, ["to be one of flat, per-layer, automatic, adaptive, got 'global'"]),
+    ({"privacy": {"engine": "ghost"}}, ["one of book-keeping, reweight-gp, per-example-loop, vmap, got 'ghost'"]),
     ({"training": {"optimizer": "adam", "momentum": 0.9}}, ["momentum is that of SGD"]),
     ({"training": {"optimizer": "adam", "lr": None}}, ["the rule for learning rates is for SGD"]),
     ({"training": {"averaging": 0.9, "average_last": 0.5}}, ["give one of them"]),
@@ -162,16 +147,14 @@ def test_a_schema_is_the_data_of_a_recipe(tmp_path: Path) -> None:
     assert Recipe.read(tmp_path / "recipe.toml") == replace(recipe, model=ModelSection("table"))
 
 
-@pytest.mark.parametrize(
-    ("data", "given", "model"),
-    [
-        ('name = "own.csv"', {}, "table"),
-        ('name = "own.csv"\ntext = "review"', {}, "ranked-word-counts"),
-        ('name = "photos"', {}, "cnn"),
-        ("", {}, "cnn"),
-        ("", {"name": "own.csv", "text": "review"}, "ranked-word-counts"),
-    ],
-)
+SUITED: list[tuple[str, dict[str, Any], str]] = [
+    ('name = "own.csv"\ntext = "review"', {}, "ranked-word-counts"),
+    *(('name = "own.csv"', {}, "table"), ('name = "photos"', {}, "cnn"), ("", {}, "cnn")),
+    ("", {"name": "own.csv", "text": "review"}, "ranked-word-counts"),
+]
+
+
+@pytest.mark.parametrize(("data", "given", "model"), SUITED)
 def test_a_recipe_that_names_no_model_has_the_one_of_the_command_line(
     data: str, given: dict[str, Any], model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
