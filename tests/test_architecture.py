@@ -4,7 +4,7 @@ import ast
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from graphlib import TopologicalSorter
@@ -132,30 +132,30 @@ def imports_of_core(file: File) -> list[str]:
     return [f"imports {name}" for name in sorted(others) if file.folder == "core" and name != "noisette"]
 
 
-def test_the_core_can_be_read_in_an_afternoon() -> None:
+def test_the_core_can_be_read_in_an_afternoon():
     lines = {str(file.place): file.text.count("\n") for file in FILES if file.folder == "core"}
     assert sum(lines.values()) <= MOST_LINES_OF_CORE, lines
     assert max(lines.values()) <= MOST_LINES_OF_A_FILE, lines
 
 
-def test_every_folder_has_its_place_in_the_order() -> None:
+def test_every_folder_has_its_place_in_the_order():
     assert {file.folder for file in FILES if file.place != TOP} == set(LEVEL)
 
 
-def test_no_circle_between_folders_and_few_edges() -> None:
+def test_no_circle_between_folders_and_few_edges():
     pairs = edges(FILES)
     assert not circles(pairs)
     assert len(pairs) <= MOST_EDGES
 
 
-def test_accounting_and_data_run_without_torch() -> None:
+def test_accounting_and_data_run_without_torch():
     code = (
         "import sys, noisette, noisette.data; noisette.PldAccountant, noisette.Ledger; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_a_private_step_loads_few_modules() -> None:
+def test_a_private_step_loads_few_modules():
     code = (
         "import sys; from noisette import privatize, PerExampleClip\n"
         "files = [m.__file__ for n, m in sys.modules.items() if n.partition('.')[0] == 'noisette' and m.__file__]\n"
@@ -182,7 +182,7 @@ def folders_without_counterpart(tests: Path, source: Path) -> list[str]:
     return sorted(str(folder) for folder in mirrors if not (source / folder).is_dir())
 
 
-def test_few_entries_at_the_top_of_the_package() -> None:
+def test_few_entries_at_the_top_of_the_package():
     assert len(entries(SOURCE)) <= MOST_ENTRIES, entries(SOURCE)
 
 
@@ -191,13 +191,13 @@ def installed(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
 
 
-def test_the_package_stays_small() -> None:
+def test_the_package_stays_small():
     files = installed(SOURCE)
     assert len(files) <= MOST_FILES
     assert sum(path.read_bytes().count(b"\n") for path in files) <= MOST_LINES
 
 
-def test_no_file_or_folder_has_a_catch_all_name() -> None:
+def test_no_file_or_folder_has_a_catch_all_name():
     assert [str(file.place) for file in FILES if catch_all_names(file)] == []
 
 
@@ -205,17 +205,17 @@ def catch_all_names(file: File) -> set[str]:
     return {part.removesuffix(".py").strip("_") for part in file.place.parts} & CATCH_ALL
 
 
-def test_tests_mirror_the_package() -> None:
+def test_tests_mirror_the_package():
     assert sorted(path.name for path in TESTS.glob("*.py")) == ["conftest.py", "test_architecture.py"]
     assert folders_without_counterpart(TESTS, SOURCE) == []
 
 
-def test_every_module_of_rules_has_its_tests() -> None:
+def test_every_module_of_rules_has_its_tests():
     modules = {path.stem for path in (SOURCE / "rules").glob("*.py")} - {"__init__"}
     assert modules <= {path.stem.removeprefix("test_") for path in (TESTS / "rules").glob("test_*.py")}
 
 
-def test_the_wheel_holds_the_package_alone() -> None:
+def test_the_wheel_holds_the_package_alone():
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
     assert build["targets"]["wheel"] == {"packages": ["src/noisette"]}
     assert not [name for name in NOT_INSTALLED if (SOURCE / name).exists()]
@@ -277,7 +277,7 @@ CHECKS += [writes_of_gradients, unsafe_loads, generators]
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_no_file_offends(check: Callable[[File], Iterable[str]]) -> None:
+def test_no_file_offends(check):
     assert [f"{file.place}: {offence}" for file in FILES for offence in check(file)] == []
     assert Path("core/release.py") in {file.place for file in FILES}
 
@@ -289,7 +289,7 @@ def file(place: str, text: str) -> File:
     return File(Path(place), text)
 
 
-def test_planted_imports_are_reported() -> None:
+def test_planted_imports_are_reported():
     rules = "rules/linear.py"
     for text, other in [
         ("from noisette.clipping import per_example", "clipping"),
@@ -314,7 +314,7 @@ def test_planted_imports_are_reported() -> None:
     assert not imports_of_torch(file("training/loop.py", "import torch"))
 
 
-def test_planted_files_are_reported(tmp_path: Path) -> None:
+def test_planted_files_are_reported(tmp_path):
     for path in ("source/run/x.py", "source/__pycache__/x.pyc", "source/__init__.pyi", "tests/run/test_x.py"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).touch()
@@ -329,7 +329,7 @@ def test_planted_files_are_reported(tmp_path: Path) -> None:
     assert catch_all_names(file("common/run.py", "")) == {"common"}
 
 
-def test_planted_contents_are_reported() -> None:
+def test_planted_contents_are_reported():
     text = "p.grad = 1\np.grad += 1\nsetattr(p, 'grad', 1)\nq.grad_fn = p.grad"
     assert attribute_writes(file("nn/x.py", text), "grad") == [1, 2, 3]
     assert attribute_writes(file("nn/x.py", "a, p.grad = 1, 2"), "grad") == [1]

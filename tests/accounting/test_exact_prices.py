@@ -25,7 +25,7 @@ def plan_of(row: dict[str, Any]) -> Plan:
     return Plan(row["kind"], {event_of(facts): times for facts, times in row["events"]}, row["delta"])
 
 
-def test_no_price_is_below_the_known_truth() -> None:
+def test_no_price_is_below_the_known_truth():
     excesses = []
     for row in ROWS[::16]:
         plan = plan_of(row)
@@ -37,7 +37,7 @@ def test_no_price_is_below_the_known_truth() -> None:
     assert np.median(excesses) < 1e-4
 
 
-def test_the_oracles_find_the_same_truth_again() -> None:
+def test_the_oracles_find_the_same_truth_again():
     for row in ROWS[:2]:
         plan = plan_of(row)
         assert epsilon_on_grids(plan.events, plan.delta)[0] == pytest.approx(row["truth"], rel=1e-6)
@@ -45,13 +45,13 @@ def test_the_oracles_find_the_same_truth_again() -> None:
 
 
 @pytest.mark.slow
-def test_prices_of_a_hundred_plans_are_not_below_the_truth() -> None:
+def test_prices_of_a_hundred_plans_are_not_below_the_truth():
     found = [row for row in rows(100, 21, "pld") if row["error"] <= SURE]
     assert not [row for row in found if is_low(row)]
 
 
 @pytest.mark.parametrize("epsilon", [0.01, 0.3, 2.0])
-def test_the_grids_agree_with_the_closed_form_of_one_release(epsilon: float) -> None:
+def test_the_grids_agree_with_the_closed_form_of_one_release(epsilon):
     """Also where only rare losses are as large, and rounding hides their probability behind that of all others."""
     for event in (PoissonGaussian(1.5e-5, 0.7), PoissonGaussian(0.2, 1.1), FixedSizeGaussian(3, 1000, 1.5)):
         closed = Truth({event: 1}, added=False)
@@ -61,7 +61,7 @@ def test_the_grids_agree_with_the_closed_form_of_one_release(epsilon: float) -> 
 
 
 @pytest.mark.parametrize(("rate", "shift"), [(0.3, 1.2), (0.01, 0.8)])
-def test_the_grids_agree_with_an_integral_for_an_exchanged_record(rate: float, shift: float) -> None:
+def test_the_grids_agree_with_an_integral_for_an_exchanged_record(rate, shift):
     loss = ExchangedLoss(rate, shift)
 
     def above(z: float) -> float:
@@ -73,7 +73,7 @@ def test_the_grids_agree_with_an_integral_for_an_exchanged_record(rate: float, s
     assert epsilon_of(few, delta)[0] == pytest.approx(0.2, rel=1e-6)
 
 
-def test_a_low_price_is_found() -> None:
+def test_a_low_price_is_found():
     event, times, delta = HARD[0]
     row = compared(Plan("little noise", {event: times}, delta), "pld")
     assert row["truth"] == pytest.approx(6.5502561, rel=1e-7)

@@ -69,18 +69,18 @@ def mu() -> float:
     return certified_mu(*np.split(scores, 2), threshold=0.5 * ROUNDS**0.5 / NOISE, alpha=ALPHA)
 
 
-def test_rounds_are_gaussian_mechanisms_and_nothing_more() -> None:
+def test_rounds_are_gaussian_mechanisms_and_nothing_more():
     priced = ROUNDS**0.5 / NOISE
     assert 0.85 * priced < mu() < priced
 
 
-def test_the_guarantee_of_sampled_rounds_holds_and_the_attack_has_power() -> None:
+def test_the_guarantee_of_sampled_rounds_holds_and_the_attack_has_power():
     along, squares, guaranteed = banded(0.5)
     scores = np.log1p(0.5 * np.expm1(along / NOISE - squares * NOISE**-2 / 2)).sum(0)
     assert 0.4 * guaranteed < certified(scores, DELTA) < guaranteed
 
 
-def test_a_record_that_is_in_neighbouring_batches_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_that_is_in_neighbouring_batches_is_told(monkeypatch):
     monkeypatch.setattr(CyclicPoissonSampler, "indices", lambda self, step: np.arange(self.size))
     assert mu() > 1.5 * ROUNDS**0.5 / NOISE
 
@@ -100,12 +100,12 @@ def of_a_pass(records: int, noise: float = 0.7, delta: float = 0.03) -> tuple[fl
     return certified(logsumexp(np.array(steps), axis=0) - np.log(BINS), delta), guaranteed
 
 
-def test_the_guarantee_of_a_pass_holds_and_the_attack_has_power() -> None:
+def test_the_guarantee_of_a_pass_holds_and_the_attack_has_power():
     found, guaranteed = of_a_pass(60_000)
     assert 0.0 < found < guaranteed, "the price is a bound, and not a tight one"
 
 
-def test_records_that_are_in_every_batch_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_that_are_in_every_batch_are_told(monkeypatch):
     monkeypatch.setattr(BallsInBinsSampler, "indices", lambda self, step: np.arange(self.size))
     found, guaranteed = of_a_pass(6_000)
     assert found > guaranteed
@@ -137,7 +137,7 @@ USERS = 40_000
 
 
 @pytest.mark.parametrize("records", [pytest.param(4, marks=pytest.mark.slow), 12])
-def test_the_guarantee_holds_for_users_and_is_nearly_reached(records: int) -> None:
+def test_the_guarantee_holds_for_users_and_is_nearly_reached(records):
     """Also for users with more records than are kept."""
     found, guaranteed, event = of_users(
         USERS, records, 4, noise=2.5, sampling_rate=0.1, expected_batch_size=0.2 * USERS
@@ -146,7 +146,7 @@ def test_the_guarantee_holds_for_users_and_is_nearly_reached(records: int) -> No
     assert 0.6 * guaranteed < found < guaranteed
 
 
-def test_the_guarantee_holds_where_users_are_sampled() -> None:
+def test_the_guarantee_holds_where_users_are_sampled():
     sizes: Any = {"public_users": USERS, "public_size": 6 * USERS, "expected_batch_size": 0.3 * USERS}
     found, guaranteed, event = of_users(USERS, 6, 12, noise=1.5, delta=0.1, **sizes)
     assert (event.records, event.sampling_rate) == (1, pytest.approx(0.3))
@@ -162,9 +162,7 @@ SETTINGS = [(1.0, 0.1, 100, 1.4), (0.7, 0.05, 100, 1.2), (2.0, 1.0, 10, 1.7)]
 
 
 @pytest.mark.parametrize(("sigma", "rate", "steps", "least"), SETTINGS)
-def test_real_runs_keep_their_guarantee_and_the_audit_has_power(
-    sigma: float, rate: float, steps: int, least: float
-) -> None:
+def test_real_runs_keep_their_guarantee_and_the_audit_has_power(sigma, rate, steps, least):
     told = []
     audit = audit_run(
         clip, noise_multiplier=sigma, sampling_rate=rate, steps=steps, on_step=lambda done, of: told.append((done, of))
@@ -176,7 +174,7 @@ def test_real_runs_keep_their_guarantee_and_the_audit_has_power(
     assert told == [(k + 1, steps) for k in range(steps)]
 
 
-def test_axes_of_two_layers_are_audited() -> None:
+def test_axes_of_two_layers_are_audited():
     settings = {"noise_multiplier": 0.5, "sampling_rate": 0.5, "steps": 4, "canary_model": Axes(2_000, 20)}
     audit = audit_run(lambda model: PerExampleClip(model, 0.7, engine=ReweightGP()), **settings)
     assert audit.inside.size == audit.outside.size == 1_000
@@ -187,7 +185,7 @@ def test_axes_of_two_layers_are_audited() -> None:
         assert point.certified == proven, "the false alarm is divided among the deltas"
 
 
-def test_a_sampling_rate_larger_than_accounted_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sampling_rate_larger_than_accounted_is_found(monkeypatch):
     real = PoissonSampler.indices
 
     def more(self, *, step):
@@ -199,7 +197,7 @@ def test_a_sampling_rate_larger_than_accounted_is_found(monkeypatch: pytest.Monk
     assert audit.findings[0].startswith("at delta=0.01 the run costs epsilon=")
 
 
-def test_lipschitz_networks_are_audited() -> None:
+def test_lipschitz_networks_are_audited():
     def bound_of(model) -> LipschitzBound:
         return LipschitzBound(model, loss=TauCrossEntropy(tau=1.0), input_shape=LipschitzAxes().input_shape)
 

@@ -36,7 +36,7 @@ def clipping(engine: Engine) -> Callable[[nn.Module], GradientBound]:
     [*((BookKeeping(), sigma) for sigma in (0.5, 1.0, 4.0)), *((engine, 1.0) for engine in ENGINES[1:])],
     ids=lambda value: value if isinstance(value, float) else type(value).__name__,
 )
-def test_real_loop_is_the_documented_mechanism(engine: Engine, sigma: float) -> None:
+def test_real_loop_is_the_documented_mechanism(engine, sigma):
     slow = isinstance(engine, PerExampleLoop)
     audit = audit_bound(clipping(engine), noise_multiplier=sigma, steps=4 if slow else 24)
     assert_consistent(audit)
@@ -52,14 +52,14 @@ RULES = {
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-def test_every_clipping_rule_is_the_documented_mechanism(rule) -> None:
+def test_every_clipping_rule_is_the_documented_mechanism(rule):
     audit = audit_bound(lambda model: PerExampleClip(model, clipping=rule), noise_multiplier=1.0)
     assert_consistent(audit)
     assert audit.scores.shift == pytest.approx(math.sqrt(0.7) if isinstance(rule, AdaptiveClip) else 1)
     assert audit.certified_mu > 0.5
 
 
-def test_public_batch_norm_is_the_documented_mechanism() -> None:
+def test_public_batch_norm_is_the_documented_mechanism():
     audit = audit_bound(clipping(BookKeeping()), noise_multiplier=1.0, canary_model=BehindPublicNorm())
     assert_consistent(audit)
     assert audit.certified_mu > 0.5
@@ -72,13 +72,13 @@ def audit_of_layers(limit: FlatClipping | None) -> StepAudit:
 
 
 @pytest.mark.parametrize("limit", [None, FlatClipping(0.1)], ids=["the loss", "clipped"])
-def test_lipschitz_bound_is_the_documented_mechanism(limit: FlatClipping | None) -> None:
+def test_lipschitz_bound_is_the_documented_mechanism(limit):
     audit = audit_of_layers(limit)
     assert_consistent(audit)
     assert audit.certified_mu > 0.5
 
 
-def test_half_of_each_sensitivity_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_of_each_sensitivity_is_caught(monkeypatch):
     real = LipschitzBound.sensitivities
     monkeypatch.setattr(LipschitzBound, "sensitivities", lambda self: {name: s / 2 for name, s in real(self).items()})
     assert audit_of_layers(FlatClipping(0.1)).verdict is Verdict.VIOLATION
@@ -140,7 +140,7 @@ MUTANTS: dict[str, tuple[Patch, Verdict]] = {
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_planted_faults_are_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_faults_are_caught(name, monkeypatch):
     patch, verdict = MUTANTS[name]
     patch(monkeypatch)
     audit = audit_bound(clipping(BookKeeping()), noise_multiplier=1.0)
@@ -155,7 +155,7 @@ def ideal(random: np.random.Generator, *, steps: int = 8, canaries: int = 128, s
     return Scores(random.normal(size=(steps, canaries)) + inside / sigma, inside, sigma, 1 / sigma)
 
 
-def test_false_alarms_have_the_given_rate() -> None:
+def test_false_alarms_have_the_given_rate():
     """At one in a hundred for each check; 1,000 audits, so ten are expected of each, and the tail beyond 35 is 1e-9."""
     random = np.random.default_rng(12)
     alarms = np.zeros(8)
@@ -169,7 +169,7 @@ def test_false_alarms_have_the_given_rate() -> None:
 
 @pytest.mark.parametrize("n", [2, 10, 1000])
 @pytest.mark.parametrize("tail", [1e-9, 0.5])
-def test_z_score_of_the_spread_follows_the_distribution_of_a_variance(n: int, tail: float) -> None:
+def test_z_score_of_the_spread_follows_the_distribution_of_a_variance(n, tail):
     """A variance at a quantile of its distribution has about the z of that quantile, also for few values."""
     variance = chi2.isf(tail, n - 1) / (n - 1)
     values = np.resize([1.0, -1.0], n)
@@ -179,7 +179,7 @@ def test_z_score_of_the_spread_follows_the_distribution_of_a_variance(n: int, ta
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 30), (3, 1), (2, 22)])
-def test_the_smallest_audits_have_a_verdict(shape: tuple[int, int]) -> None:
+def test_the_smallest_audits_have_a_verdict(shape):
     """One score, one step, one canary, all in or all out."""
     for inside in (True, False):
         scores = Scores(np.zeros(shape), np.full(shape, inside), noise_multiplier=1.0, shift=1.0)
@@ -187,7 +187,7 @@ def test_the_smallest_audits_have_a_verdict(shape: tuple[int, int]) -> None:
         assert audit.certified_mu == 0
 
 
-def test_peaks_exceed_z_at_most_at_the_stated_rate() -> None:
+def test_peaks_exceed_z_at_most_at_the_stated_rate():
     """The tail probability of a peak bounds its frequency, also for lags with few terms."""
     random = np.random.default_rng(13)
     samples = random.normal(size=(4_000, 1, 60))
@@ -201,7 +201,7 @@ def test_peaks_exceed_z_at_most_at_the_stated_rate() -> None:
             assert (peaks[:, 0] > z).sum() <= allowed
 
 
-def test_a_peak_is_the_z_of_a_sum_where_there_are_many_terms() -> None:
+def test_a_peak_is_the_z_of_a_sum_where_there_are_many_terms():
     n = 40_000
     for z in (0.0, 2.0, 6.0):
         peak, pairs = peak_across_steps(np.stack([np.ones(n), np.full(n, z / np.sqrt(n))]))
@@ -209,7 +209,7 @@ def test_a_peak_is_the_z_of_a_sum_where_there_are_many_terms() -> None:
         assert peak == pytest.approx(z, rel=1e-2)
 
 
-def test_limits_divide_the_false_alarm_among_all_sums() -> None:
+def test_limits_divide_the_false_alarm_among_all_sums():
     audit = StepAudit(ideal(np.random.default_rng(16), steps=24, canaries=512), false_alarm=1e-7)
     looks = {"correlation within a step": 24 * 491, "correlation between steps": 24 * 23 // 2}
     for check in audit.checks:
@@ -225,7 +225,7 @@ def by_hand(records: torch.Tensor, *, bound: float = 2.0, sigma: float = 1.0, sc
     return scale * (clipped.sum(0) + sigma * bound * torch.randn(records.shape[1]))
 
 
-def test_a_step_by_hand_is_consistent() -> None:
+def test_a_step_by_hand_is_consistent():
     audit = audit_step(by_hand, bound=2.0, noise_multiplier=1.0)
     assert_consistent(audit)
     assert audit.certified_mu > 0.6
@@ -241,12 +241,12 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_faults_of_a_step_by_hand_are_found(fault: str) -> None:
+def test_faults_of_a_step_by_hand_are_found(fault):
     step, *verdicts = FAULTS[fault]
     assert audit_step(step, bound=2.0, noise_multiplier=1.0).verdict in verdicts
 
 
-def test_a_step_that_returns_something_else_is_refused() -> None:
+def test_a_step_that_returns_something_else_is_refused():
     with pytest.raises(ValueError, match=r"expected the step to return a tensor of 520 elements, got \(3,\)"):
         audit_step(lambda x: torch.zeros(3), bound=1.0, noise_multiplier=1.0)
     with pytest.raises(ValueError, match="got NoneType"):
@@ -283,7 +283,7 @@ BOUNDS = {
 
 
 @pytest.mark.parametrize("name", BOUNDS)
-def test_a_record_moves_a_sum_by_no_more_than_the_bound(name: str) -> None:
+def test_a_record_moves_a_sum_by_no_more_than_the_bound(name):
     by_layers, pairs = name == "LipschitzBound", 6 if name == "PerExampleLoop" else 50
     audit = audit_neighbours(
         BOUNDS[name](), draw, (lambda model, x, y: TAU(model(x), y)) if by_layers else loss, pairs=pairs
@@ -293,7 +293,7 @@ def test_a_record_moves_a_sum_by_no_more_than_the_bound(name: str) -> None:
     assert (0.2 if by_layers else 0.99) < audit.worst < 1 + ROUNDING, "the bound is reached, and not exceeded"
 
 
-def test_a_sum_that_moves_too_far_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sum_that_moves_too_far_is_found(monkeypatch):
     sums_times(1.1, monkeypatch)
     audit = audit_neighbours(PerExampleClip(network(), 0.5), draw, loss, pairs=2)
     assert audit.verdict is Verdict.VIOLATION

@@ -1,6 +1,4 @@
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -40,7 +38,7 @@ def _cell(model: str, title: str, batch: int, rows: dict[str, Any], **more: Any)
 
 
 @pytest.fixture
-def report() -> dict[str, Any]:
+def report():
     """The report of an experiment with two cells: one method failed, and is unknown to this version."""
     rows = {
         "plain": {"seconds": 0.002, "each": [0.002], "ratio": 1.0},
@@ -56,7 +54,7 @@ def report() -> dict[str, Any]:
 
 
 @pytest.fixture
-def fastdp(tmp_path: Path) -> Iterator[Path]:
+def fastdp(tmp_path):
     """A checkout of a library that looks like fastDP from outside: it steps by its noise alone, upwards."""
     package = tmp_path / "checkout" / "fastDP"
     package.mkdir(parents=True)
@@ -70,7 +68,7 @@ def fastdp(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def compared(report: dict[str, Any]) -> dict[str, Any]:
+def compared(report):
     """A report with compiled plain training and a peer."""
     rows = {
         "plain": {"seconds": 0.002, "each": [0.002], "ready": 0.1, "ratio": 1.0, "ratio_compiled": 1.25},

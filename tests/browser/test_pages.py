@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,7 +28,7 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[sync_api.Browser]:
+def browser():
     with sync_api.sync_playwright() as playwright:
         opened = playwright.chromium.launch(executable_path=CHROMIUM, args=SWITCHES)
         yield opened
@@ -72,7 +71,7 @@ MADE_BY = {
 
 
 @pytest.mark.parametrize("name", MADE_BY)
-def test_a_page_is_in_order(browser: sync_api.Browser, name: str, tmp_path: Path) -> None:
+def test_a_page_is_in_order(browser, name, tmp_path):
     """The report of a run, the page of a paper, and that of measurements."""
     page = tmp_path / "out" / name
     if command := MADE_BY[name].split():
@@ -84,7 +83,7 @@ def test_a_page_is_in_order(browser: sync_api.Browser, name: str, tmp_path: Path
     assert [problem for window in WINDOWS for problem in problems_of(browser, page.as_uri(), *window)] == []
 
 
-def test_problems_are_found(browser: sync_api.Browser, tmp_path: Path) -> None:
+def test_problems_are_found(browser, tmp_path):
     bad = tmp_path / "bad.html"
     bad.write_text(
         "<p style='width: 3000px'>wide</p><img src='http://localhost:9/x.png'><script>console.error('no')</script>"
@@ -94,7 +93,7 @@ def test_problems_are_found(browser: sync_api.Browser, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_site_is_in_order(browser: sync_api.Browser, tmp_path: Path) -> None:
+def test_the_site_is_in_order(browser, tmp_path):
     for package in ("material", "mkdocstrings", "jupytext"):
         pytest.importorskip(package, reason="the extra `docs` is not installed", exc_type=ImportError)
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]

@@ -1,7 +1,6 @@
 """``noisette curve``: runs at several budgets, and what all of them cost."""
 
 import json
-from pathlib import Path
 
 from command_line import noisette, tree
 from noisette import Ledger, PldAccountant
@@ -9,7 +8,7 @@ from noisette import Ledger, PldAccountant
 QUICK = ("--data", "digits", "--model", "linear", "--epochs", 2)
 
 
-def test_a_run_at_each_budget_beside_a_baseline_and_their_joint_cost(tmp_path: Path) -> None:
+def test_a_run_at_each_budget_beside_a_baseline_and_their_joint_cost(tmp_path):
     shown = noisette("curve", *QUICK, "--epsilon", "3,1")
     assert shown.exit_code == 0, shown.output
     place = tmp_path / "runs" / "digits-curve"
@@ -30,7 +29,7 @@ def test_a_run_at_each_budget_beside_a_baseline_and_their_joint_cost(tmp_path: P
     assert (again.exit_code, "choose another --out" in again.output) == (2, True)
 
 
-def test_without_a_baseline_a_recipe_is_followed_and_nothing_is_called_not_private(tmp_path: Path) -> None:
+def test_without_a_baseline_a_recipe_is_followed_and_nothing_is_called_not_private(tmp_path):
     (tmp_path / "own.toml").write_text('[model]\nname = "linear"\n[privacy]\ndelta = 1e-4\n[training]\nepochs = 1')
     given = ("--epsilon", "2", "--no-baseline", "--out", "there", "--json")
     shown = noisette("curve", "own.toml", *given)

@@ -1,7 +1,5 @@
 """The command that says whether a model can be trained privately: accepted and refused models, and wrong targets."""
 
-from pathlib import Path
-
 import pytest
 from click.testing import Result
 
@@ -77,7 +75,7 @@ def with_a_dictionary():
 
 
 @pytest.fixture
-def doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def doctor(tmp_path, monkeypatch):
     (tmp_path / "patients.py").write_text(MODELS)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("COLUMNS", "400")
@@ -92,7 +90,7 @@ def rows(shown: Result) -> list[list[str]]:
     return [line.split() for line in shown.output.splitlines()]
 
 
-def test_an_mlp_is_accepted_with_its_rules_and_cost(doctor) -> None:
+def test_an_mlp_is_accepted_with_its_rules_and_cost(doctor):
     shown = doctor("mlp", "--data", "digits", "--examples", "7")
     assert shown.exit_code == 0, shown.output
     [weight] = [row for row in rows(shown) if row[:1] == ["1.weight"]]
@@ -103,7 +101,7 @@ def test_an_mlp_is_accepted_with_its_rules_and_cost(doctor) -> None:
     assert "Accepted: its loss vectorises." in shown.output
 
 
-def test_batch_norm_is_refused_and_each_remedy_works(doctor) -> None:
+def test_batch_norm_is_refused_and_each_remedy_works(doctor):
     shown = doctor("batch_norm", "--data", "digits")
     assert shown.exit_code == 1
     assert "2  BatchNorm1d mixes examples: call .eval() on it, or put GroupNorm or PublicBatchNorm in" in shown.output
@@ -111,7 +109,7 @@ def test_batch_norm_is_refused_and_each_remedy_works(doctor) -> None:
         assert doctor(cured, "--data", "digits").exit_code == 0
 
 
-def test_inputs_are_given_in_each_form(doctor) -> None:
+def test_inputs_are_given_in_each_form(doctor):
     for name, options in [
         ("with_loss", ()),
         ("inputs_by_name", ()),
@@ -137,9 +135,7 @@ def test_inputs_are_given_in_each_form(doctor) -> None:
         ("", (), "expected MODULE:CALLABLE"),
     ],
 )
-def test_invalid_input_is_one_message_without_a_traceback(
-    doctor, name: str, options: tuple[str, ...], message: str
-) -> None:
+def test_invalid_input_is_one_message_without_a_traceback(doctor, name, options, message):
     shown = doctor(name, *options)
     assert shown.exit_code == 2
     assert message in shown.stderr

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import typer
@@ -25,7 +24,7 @@ COMMANDS = dict(commands(typer.main.get_command(app)))
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_and_every_option_is_explained(name: str) -> None:
+def test_every_command_and_every_option_is_explained(name):
     command = COMMANDS[name]
     assert command.help
     assert [parameter.name for parameter in command.params if not parameter.help] == []
@@ -73,7 +72,7 @@ WRONG = {
 }
 
 
-def test_neither_accounting_nor_a_mistake_waits_for_torch(tmp_path: Path) -> None:
+def test_neither_accounting_nor_a_mistake_waits_for_torch(tmp_path):
     (tmp_path / "recipe.toml").write_text("")
     asked = [*WITHOUT_A_MODEL, *WRONG]
     command = [sys.executable, "-c", PROGRAM, json.dumps(asked)]
@@ -96,7 +95,7 @@ HELP = "from noisette.cli import app; app(['--help'], standalone_mode=False)"
     [("import noisette", (*LATE, *LATE_TOO, *FOR_COMMANDS)), (HELP, (*LATE, *LATE_TOO))],
     ids=["package", "help"],
 )
-def test_libraries_are_imported_on_first_use(program: str, late: tuple[str, ...]) -> None:
+def test_libraries_are_imported_on_first_use(program, late):
     seen = f"{program}\nimport sys; print(*(set({late!r}) & set(sys.modules)), file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", seen], capture_output=True, text=True)
     assert (done.returncode, done.stderr.strip()) == (0, "")

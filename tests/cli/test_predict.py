@@ -32,7 +32,7 @@ def trained(declared: str, ignored: str) -> Path:
     return rows
 
 
-def test_what_a_spreadsheet_would_compute_is_quoted() -> None:
+def test_what_a_spreadsheet_would_compute_is_quoted():
     rows = trained('label = "label"\nclasses = ["=1+1", "-2"]', ignored="debt")
     shown = noisette("predict", "run", rows, "--keep", "@id,debt")
     assert shown.exit_code == 0, shown.output
@@ -42,12 +42,12 @@ def test_what_a_spreadsheet_would_compute_is_quoted() -> None:
     assert {line[2] for line in csv.reader(shown.stdout.splitlines()[1:])} <= {"'=1+1", "-2"}
 
 
-def test_numbers_that_are_predicted_stay_numbers() -> None:
+def test_numbers_that_are_predicted_stay_numbers():
     rows = trained('label = "debt"\ntarget = [-60, -50]', ignored="label")
     assert all(float(line) < 0 for line in noisette("predict", "run", rows).stdout.splitlines()[1:])
 
 
-def test_places_that_are_not_utf_8(tmp_path: Path) -> None:
+def test_places_that_are_not_utf_8(tmp_path):
     """A finished run is reported and its folder is whole, whatever the names of its files are."""
     photos = tmp_path / os.fsdecode(b"photos-\xff")
     for k in range(20):
@@ -69,7 +69,7 @@ def test_places_that_are_not_utf_8(tmp_path: Path) -> None:
     assert b"0-\xe9.png," in found.read_bytes(), "a file holds the bytes of the name"
 
 
-def test_an_empty_data_set_says_so() -> None:
+def test_an_empty_data_set_says_so():
     none = {"x_train": np.zeros((0, 4), np.float32), "y_train": np.zeros(0, np.int64)}
     some = {"x_train": np.zeros((20, 4), np.float32), "y_train": np.arange(20) % 2}
     np.savez("none.npz", **none)

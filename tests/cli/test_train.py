@@ -8,7 +8,6 @@ from pathlib import Path
 import dp_accounting
 import numpy as np
 import pytest
-from click.testing import Result
 from dp_accounting.pld import PLDAccountant
 
 from command_line import FILES, facts, full_disk, noisette, train, tree
@@ -34,12 +33,12 @@ def normed(shape, classes):
 
 
 @pytest.fixture(scope="module")
-def short_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+def short_run(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "digits"
     return out, train("--epochs", 2, "--epsilon", 1, "--delta", 2e-4, "--seed", 3, "--out", out)
 
 
-def test_a_run_leaves_its_folder_and_says_so(short_run: tuple[Path, Result]) -> None:
+def test_a_run_leaves_its_folder_and_says_so(short_run):
     out, shown = short_run
     assert shown.exit_code == 0, shown.output
     assert tree(out) == FILES
@@ -55,7 +54,7 @@ def test_a_run_leaves_its_folder_and_says_so(short_run: tuple[Path, Result]) -> 
     assert (out / "ledger.jsonl").stat().st_mode & 0o777 == 0o600
 
 
-def test_run_json_holds_what_was_asked_and_what_came_of_it(short_run: tuple[Path, Result]) -> None:
+def test_run_json_holds_what_was_asked_and_what_came_of_it(short_run):
     run = facts(short_run[0])
     recipe = run["recipe"]
     assert (run["data"], recipe["model"]["name"], run["private"]) == ("digits", "cnn", True)
@@ -67,7 +66,7 @@ def test_run_json_holds_what_was_asked_and_what_came_of_it(short_run: tuple[Path
     assert run["points"][-1]["test_accuracy"] == run["test_accuracy"]
 
 
-def test_epsilon_follows_from_the_ledger_alone(short_run: tuple[Path, Result]) -> None:
+def test_epsilon_follows_from_the_ledger_alone(short_run):
     lines = [json.loads(line) for line in (short_run[0] / "ledger.jsonl").read_text().splitlines()]
     sign = {"reserve": 1, "release": -1, "commit": 0}
     independent = PLDAccountant()
@@ -88,7 +87,7 @@ def own_data(path: Path, *, records: int) -> list[object]:
     return ["--data", path, "--classes", 2, "--size", 500, "--epsilon", 1, "--epochs", 2, "--batch-size", 50]
 
 
-def test_nothing_published_follows_the_number_of_records(tmp_path: Path) -> None:
+def test_nothing_published_follows_the_number_of_records(tmp_path):
     published, changing = [], ("seconds", "ledger_head", "sealed")
     for records in (347, 401):
         out = tmp_path / f"out{records}"
@@ -114,7 +113,7 @@ lr = 0.5
 
 
 @pytest.mark.usefixtures("own_models")
-def test_options_go_before_the_recipe_and_the_recipe_before_the_defaults(tmp_path: Path) -> None:
+def test_options_go_before_the_recipe_and_the_recipe_before_the_defaults(tmp_path):
     (tmp_path / "recipe.toml").write_text(RECIPE)
     given = ("--clipping", "automatic", "--engine", "reweight-gp", "--epsilon", 1e9)
     shown = train("recipe.toml", "--lr", 0.25, "--batch-size", 300, *given)
@@ -129,7 +128,7 @@ def test_options_go_before_the_recipe_and_the_recipe_before_the_defaults(tmp_pat
 
 
 @pytest.fixture
-def own_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_models(tmp_path, monkeypatch):
     folder = tmp_path.with_name(tmp_path.name + "_models")
     folder.mkdir()
     (folder / "trained_models.py").write_text(MODELS)
@@ -151,9 +150,7 @@ def own_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["--without-privacy", "--epsilon", 1], "leave out --epsilon"),
     ],
 )
-def test_bad_input_is_a_message_and_exit_code_2_and_leaves_nothing(
-    options: list[object], message: str, tmp_path: Path
-) -> None:
+def test_bad_input_is_a_message_and_exit_code_2_and_leaves_nothing(options, message, tmp_path):
     shown = train(*QUICK, *options)
     assert shown.exit_code == 2
     assert message in shown.output
@@ -161,7 +158,7 @@ def test_bad_input_is_a_message_and_exit_code_2_and_leaves_nothing(
     assert tree(tmp_path) == set()
 
 
-def test_a_run_without_privacy_is_called_so_and_leaves_no_ledger(tmp_path: Path) -> None:
+def test_a_run_without_privacy_is_called_so_and_leaves_no_ledger(tmp_path):
     shown = train("--epochs", 5, "--model", "linear", "--without-privacy")
     assert shown.exit_code == 0, shown.output
     assert "NOT PRIVATE" in shown.output
@@ -177,9 +174,7 @@ def test_a_run_without_privacy_is_called_so_and_leaves_no_ledger(tmp_path: Path)
     assert train("--resume", out).exit_code == 2
 
 
-def test_a_disk_too_full_to_save_the_run_stops_it_before_the_first_step(
-    short_run: tuple[Path, Result], tmp_path: Path
-) -> None:
+def test_a_disk_too_full_to_save_the_run_stops_it_before_the_first_step(short_run, tmp_path):
     shutil.copytree(short_run[0], tmp_path / "run")
     before = tree(tmp_path)
     with full_disk(after=50_000):  # the weights take more
@@ -191,9 +186,7 @@ def test_a_disk_too_full_to_save_the_run_stops_it_before_the_first_step(
     assert tree(tmp_path) == before
 
 
-def test_a_disk_too_full_for_the_report_leaves_the_older_run_and_what_can_be_gone_on_with(
-    short_run: tuple[Path, Result], tmp_path: Path
-) -> None:
+def test_a_disk_too_full_for_the_report_leaves_the_older_run_and_what_can_be_gone_on_with(short_run, tmp_path):
     shutil.copytree(short_run[0], tmp_path / "run")
     older = (tmp_path / "run" / "run.json").read_text()
     with full_disk(after=15_000):  # the report takes more, the weights less
@@ -218,9 +211,7 @@ def test_a_disk_too_full_for_the_report_leaves_the_older_run_and_what_can_be_gon
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_before_the_first_step_leaves_nothing(
-    number: signal.Signals, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_before_the_first_step_leaves_nothing(number, code, tmp_path, monkeypatch):
     monkeypatch.setattr(models, "build", lambda *_: signal.raise_signal(number))
     shown = train()
     assert shown.exit_code == code

@@ -34,7 +34,7 @@ KINDS: dict[str, tuple[tuple[str, ...], type[Event], str]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_run_folder(kind: str, tmp_path: Path) -> None:
+def test_run_folder(kind, tmp_path):
     options, event, said = KINDS[kind]
     data = table(tmp_path / "people.csv")
     out = tmp_path / "run"
@@ -71,7 +71,7 @@ def test_run_folder(kind: str, tmp_path: Path) -> None:
     assert "leave --whole-run out" in refused.stderr
 
 
-def test_balls_in_bins_have_no_audit(tmp_path: Path) -> None:
+def test_balls_in_bins_have_no_audit(tmp_path):
     done = run("--epochs", "1", "--model", "linear", "--batches", "balls-in-bins", "--out", tmp_path / "run")
     assert done.exit_code == 0, done.stderr
     refused = noisette("audit", tmp_path / "run", "--out", tmp_path / "audit")
@@ -86,7 +86,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_refused(case: str, tmp_path: Path) -> None:
+def test_what_is_refused(case, tmp_path):
     options, message = REFUSED[case]
     data = table(tmp_path / "people.csv")
     if case == "too many bands":

@@ -36,7 +36,7 @@ OPTIONS = ("--data", "mine.npz", "--classes", 2, "--size", 200, "--model", MODEL
 
 
 @pytest.fixture(autouse=True)
-def _images(_here: None) -> None:
+def _images(_here):
     for name, seed, shape in (("mine", 1, (200, 1, 6, 6)), ("others", 2, (40, 1, 6, 6))):
         random = np.random.default_rng(seed)
         x, y = random.normal(size=shape).astype(np.float32), random.integers(0, 2, shape[0])
@@ -49,9 +49,7 @@ OF_NORM["group"] = (*OPTIONS, "--batch-norm", "group", "--delta", 1e-3)
 
 
 @pytest.mark.parametrize(("norm", "options"), OF_NORM.items())
-def test_the_code_of_the_report_loads_a_model_with_its_norms(
-    norm: str, options: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_code_of_the_report_loads_a_model_with_its_norms(norm, options, monkeypatch):
     shown = train(*options, "--out", "run")
     assert shown.exit_code == 0, shown.output
     run, report = facts("run"), Path("run/report.html").read_text()
@@ -96,7 +94,7 @@ averaging = 0.9
 """
 
 
-def test_a_run_is_published_with_the_bounds_of_its_layers_and_is_loaded_again() -> None:
+def test_a_run_is_published_with_the_bounds_of_its_layers_and_is_loaded_again():
     for name, seed, examples in (("own", 0, 300), ("public", 1, 60)):
         random = np.random.default_rng(seed)
         targets = random.integers(0, 2, examples)

@@ -19,7 +19,7 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen([*TORCHRUN, "train", *arguments], cwd=folder, env=ENVIRONMENT, **pipes)
 
 
-def test_two_ranks_make_one_run(tmp_path: Path) -> None:
+def test_two_ranks_make_one_run(tmp_path):
     process = start(tmp_path, "--epochs", "2", "--out", "run")
     printed, problems = process.communicate(timeout=120)
     assert process.returncode == 0, problems
@@ -31,7 +31,7 @@ def test_two_ranks_make_one_run(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
 
 
-def test_wrong_input_is_reported_once(tmp_path: Path) -> None:
+def test_wrong_input_is_reported_once(tmp_path):
     process = start(tmp_path, "--data", "nothing-there", "--out", "run")
     _, problems = process.communicate(timeout=120)
     assert process.returncode != 0
@@ -39,7 +39,7 @@ def test_wrong_input_is_reported_once(tmp_path: Path) -> None:
     assert not any(tmp_path.iterdir())
 
 
-def test_a_run_that_was_ended_goes_on_with_other_ranks(tmp_path: Path) -> None:
+def test_a_run_that_was_ended_goes_on_with_other_ranks(tmp_path):
     process = start(tmp_path, "--epochs", "25", "--out", "run")
     ledger = tmp_path / "run.unfinished-1" / "ledger.jsonl"
     until = time.monotonic() + 60

@@ -5,7 +5,6 @@ import json
 import random
 import shutil
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -39,19 +38,19 @@ def write_people(path: Path) -> Path:
 
 
 @pytest.fixture
-def people(_here: None) -> Path:
+def people(_here):
     return write_people(Path("People.CSV"))
 
 
 @pytest.fixture
-def schema(people: Path) -> Path:
+def schema(people):
     shown = run("schema", people, *SCHEMA)
     assert shown.exit_code == 0, shown.output
     return Path("schema.toml")
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def trained(tmp_path_factory):
     """A folder with a finished run on the table, with records held out; it is not changed."""
     folder = tmp_path_factory.mktemp("people")
     with pytest.MonkeyPatch.context() as patch:
@@ -64,7 +63,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     return folder
 
 
-def test_from_a_schema_to_predictions_of_new_rows(trained: Path) -> None:
+def test_from_a_schema_to_predictions_of_new_rows(trained):
     done = facts(trained / "run")
     assert (done["declared_size"], done["recipe"]["training"]["batch_size"]) == (300, 90)
     assert done["features"] == ["age", "job", "hours"]
@@ -92,7 +91,7 @@ def test_from_a_schema_to_predictions_of_new_rows(trained: Path) -> None:
         assert name == ["no", "yes"][np.argmax(list(map(float, shares)))]
 
 
-def test_predictions_of_the_rows_tested_on_are_those_of_the_report(people: Path, schema: Path) -> None:
+def test_predictions_of_the_rows_tested_on_are_those_of_the_report(people, schema):
     shutil.copy(people, "test.csv")
     frame = pandas.read_csv(people, sep=";")
     frame.to_json("typed.jsonl", orient="records", lines=True)
@@ -110,7 +109,7 @@ def test_predictions_of_the_rows_tested_on_are_those_of_the_report(people: Path,
         assert run("predict", "runs/a", table).stdout == Path("p.csv").read_text(), "a CSV holds the same values"
 
 
-def test_regression_in_the_unit_of_its_target(people: Path) -> None:
+def test_regression_in_the_unit_of_its_target(people):
     assert run("schema", people, "--label", "hours", "--target", "0,60", "--size", 400, "--number", "age=0,100",
                "--ignore", "id,job,paid").exit_code == 0  # fmt: skip
     options = ("--unit", "h", "--holdout", 0.3, "--epsilon", 50, "--epochs", 12, "--delta", 1e-4)
@@ -128,7 +127,7 @@ def test_regression_in_the_unit_of_its_target(people: Path) -> None:
     assert all(0 <= float(value) <= 60 for value in values)
 
 
-def test_texts_of_a_column(trained: Path) -> None:
+def test_texts_of_a_column(trained):
     draw = random.Random(1)
     lines = [f'"{draw.choice(["good", "bad"])}, {draw.random()}"' for _ in range(200)]
     Path("reviews.csv").write_text("text,label\n" + "".join(f"{line},{int('good' in line)}\n" for line in lines))
@@ -146,7 +145,7 @@ def test_texts_of_a_column(trained: Path) -> None:
     assert "new.csv exists" in run("predict", "runs/r", "reviews.csv", "--out", "new.csv").output
 
 
-def test_images_of_different_sizes_and_their_predictions(trained: Path) -> None:
+def test_images_of_different_sizes_and_their_predictions(trained):
     for index in range(6):
         place = Path("photos", "cat" if index % 2 else "dog", f"{index}.png")
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -169,9 +168,7 @@ def test_images_of_different_sizes_and_their_predictions(trained: Path) -> None:
     assert "was not trained on columns of a CSV" in run("predict", "runs/photos", trained / "People.CSV").output
 
 
-def test_a_run_that_is_continued_holds_out_the_same_records(
-    people: Path, schema: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_is_continued_holds_out_the_same_records(people, schema, monkeypatch):
     def stop(*given: object) -> None:
         raise SystemExit(143)
 
@@ -201,7 +198,7 @@ def test_a_run_that_is_continued_holds_out_the_same_records(
         (("--model", "cnn"), "for rows of numbers take table, linear or mlp"),
     ],
 )
-def test_wrong_options_leave_nothing(trained: Path, options: tuple[str, ...], says: str) -> None:
+def test_wrong_options_leave_nothing(trained, options, says):
     given = ("--data", trained / "People.CSV", "--columns", trained / "schema.toml")
     shown = run("train", *given, *QUICK, *options, "--out", "runs/x")
     assert shown.exit_code == 2
@@ -209,7 +206,7 @@ def test_wrong_options_leave_nothing(trained: Path, options: tuple[str, ...], sa
     assert not Path("runs").exists()
 
 
-def test_a_table_or_a_schema_is_no_recipe(people: Path, schema: Path) -> None:
+def test_a_table_or_a_schema_is_no_recipe(people, schema):
     searched = ("--over", "lr=log(0.1,10)", "--score-on", "held-out")
     for command, options in (("train", ()), ("search", searched)):
         of_table, of_schema = run(command, people, *options), run(command, schema, *options)
@@ -223,14 +220,14 @@ def test_a_table_or_a_schema_is_no_recipe(people: Path, schema: Path) -> None:
     assert "[data.columns.NAME]" in named.output
 
 
-def test_text_in_another_encoding_is_refused_with_the_options_that_declare_it() -> None:
+def test_text_in_another_encoding_is_refused_with_the_options_that_declare_it():
     Path("a.csv").write_bytes("naïve,label\nmüde,0\n".encode("latin-1"))
     refused = run("schema", "a.csv", "--classes", 2, "--size", 400)
     assert "noisette schema --encoding latin-1" in refused.output
     assert run("schema", "a.csv", "--classes", 2, "--size", 400, "--encoding", "latin-1").exit_code == 0
 
 
-def test_a_few_rows_are_warned_of_and_predictions_of_a_baseline_say_what_they_are() -> None:
+def test_a_few_rows_are_warned_of_and_predictions_of_a_baseline_say_what_they_are():
     Path("few.csv").write_text("a,label\n" + "".join(f"0.{k % 2},{k % 2}\n" for k in range(40)))
     given = ("--data", "few.csv", "--classes", 2, "--size", 40, "--holdout", 0.5, "--model", "linear", "--epochs", 1)
     trained = run("train", *given, "--batch-size", 10, "--delta", 1e-4)
@@ -247,7 +244,7 @@ def test_a_few_rows_are_warned_of_and_predictions_of_a_baseline_say_what_they_ar
     assert (lost.exit_code, "Errno" in lost.output) == (2, False)
 
 
-def test_wrong_rows_are_named_without_their_values(people: Path, schema: Path) -> None:
+def test_wrong_rows_are_named_without_their_values(people, schema):
     with people.open("a", encoding="utf-8") as stream:
         stream.write("SECRET;old;cook;maybe;1\n")
     shown = run("train", "--data", people, "--columns", schema, *QUICK)
@@ -264,7 +261,7 @@ def test_wrong_rows_are_named_without_their_values(people: Path, schema: Path) -
     assert f"the number of fields differs from the 5 of the header in row {ROWS + 2}" in short.output
 
 
-def test_schema_reads_the_first_line_alone(people: Path) -> None:
+def test_schema_reads_the_first_line_alone(people):
     Path("damaged.csv").write_bytes(b"id,age,paid\n\xff\xfe\x00 not UTF-8 at all")
     shown = run("schema", "damaged.csv", "--label", "paid", "--classes", 2, "--number", "age=0,99")
     assert shown.exit_code == 0, shown.output
@@ -286,7 +283,7 @@ REAL = """id;Diagnosis;born;income;sex;paid
 BORN = 'kind = "date"\nlow = "1900-01-01"\nhigh = "2000-01-01"\nformat = "%d.%m.%Y"\nmissing = "indicator"'
 
 
-def test_a_table_of_real_life_is_trained_on_and_predicted() -> None:
+def test_a_table_of_real_life_is_trained_on_and_predicted():
     Path("real.csv").write_bytes(REAL.encode("latin-1"))
     declared = run("schema", "real.csv", "--label", "paid", "--classes", "no,yes", "--size", 2, "--ignore", "id",
                    "--number", "income=0,5000", "--category", "Geschlecht ä=m,f", "--encoding", "latin-1")  # fmt: skip
@@ -308,7 +305,7 @@ def test_a_table_of_real_life_is_trained_on_and_predicted() -> None:
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet", ".xlsx"])
-def test_a_schema_takes_the_names_of_any_table(suffix: str) -> None:
+def test_a_schema_takes_the_names_of_any_table(suffix):
     if suffix == ".xlsx":
         pytest.importorskip("openpyxl", reason="openpyxl is not installed")
     frame = pandas.DataFrame({"age": [1, 2], "label": ["SECRET", "SECRET"]})
@@ -336,7 +333,7 @@ def test_a_schema_takes_the_names_of_any_table(suffix: str) -> None:
         ('label,"a\nSECRET",b', (), "the quotes in the first line, the header, do not match"),
     ],
 )
-def test_wrong_schemas_leave_nothing(names: str, options: tuple[str, ...], says: str) -> None:
+def test_wrong_schemas_leave_nothing(names, options, says):
     Path("x.csv").write_text(f"{names}\n1,2\n")
     shown = run("schema", "x.csv", *options)
     assert shown.exit_code == 2
@@ -347,7 +344,7 @@ def test_wrong_schemas_leave_nothing(names: str, options: tuple[str, ...], says:
     assert "x.zip is a file of another kind; give one that ends in .csv, .tsv" in run("schema", "x.zip").output
 
 
-def test_names_with_commas_in_quotes() -> None:
+def test_names_with_commas_in_quotes():
     Path("x.csv").write_text('q,"p,q",label\n')
     shown = run("schema", "x.csv", "--classes", '"a, b", c', "--category", 'q="x,y",z', "--ignore", '"p,q"')
     assert shown.exit_code == 0, shown.output

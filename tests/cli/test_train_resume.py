@@ -136,7 +136,7 @@ def check_whole(folder: Path) -> None:
     assert steps[-1] == STEPS
 
 
-def test_a_killed_run_goes_on_and_stays_within_its_budget(tmp_path: Path) -> None:
+def test_a_killed_run_goes_on_and_stays_within_its_budget(tmp_path):
     kills = [
         ("after", "noisette.accounting.ledger:Ledger.reserve", 1),
         ("before", "noisette.accounting.ledger:Ledger.commit", 5),
@@ -162,7 +162,7 @@ def test_a_killed_run_goes_on_and_stays_within_its_budget(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("point", POINTS)
-def test_killed_at_every_named_point(point: str, tmp_path: Path) -> None:
+def test_killed_at_every_named_point(point, tmp_path):
     kills = [(where, point, number) for number in (1, 3, 8) for where in ("before", "after")]
     statuses = drive(tmp_path, [*kills, ("whole",), ("whole",)])
     check_spending(tmp_path)
@@ -172,7 +172,7 @@ def test_killed_at_every_named_point(point: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_killed_at_two_hundred_random_instants(tmp_path: Path) -> None:
+def test_killed_at_two_hundred_random_instants(tmp_path):
     """Runs of up to ten lives each; the clock is the only thing that is random here."""
     lives = 0
     for number in range(25):
@@ -196,9 +196,7 @@ def put_off(step: int, monkeypatch: pytest.MonkeyPatch, number: signal.Signals =
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_saves_the_run_at_the_step_at_hand_and_loses_nothing(
-    number: signal.Signals, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_saves_the_run_at_the_step_at_hand_and_loses_nothing(number, code, tmp_path, monkeypatch):
     before = signal.getsignal(number)
     shown = put_off(39, monkeypatch, number)
     assert shown.exit_code == code, shown.output
@@ -213,9 +211,7 @@ def test_a_signal_saves_the_run_at_the_step_at_hand_and_loses_nothing(
     assert f"{STEPS} of {STEPS} (resumed, 0 lost)" in shown.output
 
 
-def test_a_second_ctrl_c_ends_at_once_and_the_last_checkpoint_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_ctrl_c_ends_at_once_and_the_last_checkpoint_goes_on(tmp_path, monkeypatch):
     def twice() -> None:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
@@ -228,9 +224,7 @@ def test_a_second_ctrl_c_ends_at_once_and_the_last_checkpoint_goes_on(
     check_whole(tmp_path)
 
 
-def test_a_failure_leaves_what_can_be_gone_on_with_from_any_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_leaves_what_can_be_gone_on_with_from_any_folder(tmp_path, monkeypatch):
     """Data, settings and all; only the error that ended the run is gone."""
     (tmp_path / "people.csv").write_text(
         "x,y,label\n" + "".join(f"{i % 7},{i % 5},{['no', 'yes'][i % 2]}\n" for i in range(60))
@@ -260,7 +254,7 @@ def test_a_failure_leaves_what_can_be_gone_on_with_from_any_folder(
 
 
 @pytest.fixture(scope="module")
-def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def begun(tmp_path_factory):
     """The folder of a run that was put off after five steps, made where no umask hides anything."""
     folder, before = tmp_path_factory.mktemp("begun"), os.umask(0)
     with pytest.MonkeyPatch.context() as patch:
@@ -270,9 +264,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run.unfinished-1"
 
 
-def test_what_was_put_off_is_mentioned_when_a_run_begins_at_its_place(
-    begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_put_off_is_mentioned_when_a_run_begins_at_its_place(begun, tmp_path, monkeypatch):
     shutil.copytree(begun, tmp_path / begun.name)
     shown = put_off(5, monkeypatch)
     assert f"To continue it: noisette train --resume {tmp_path}/run.unfinished-1" in shown.output
@@ -282,14 +274,14 @@ def test_what_was_put_off_is_mentioned_when_a_run_begins_at_its_place(
     assert all(words in shown.output for words in ("several unfinished runs", "run.unfinished-1", "run.unfinished-2"))
 
 
-def test_no_other_option_goes_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_other_option_goes_with_it(tmp_path, monkeypatch):
     (tmp_path / "recipe.toml").write_text("")
     shown = train("--resume", "run", "recipe.toml", "--lr", 3, "--epsilon", 9, "--allow-large-delta")
     assert shown.exit_code == 2
     assert "leave out recipe, --epsilon, --allow-large-delta, --lr" in shown.output
 
 
-def test_a_run_that_still_goes_on_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_still_goes_on_is_left_alone(tmp_path, monkeypatch):
     messages: list[str] = []
     after_step(5, lambda: messages.append(train("--resume", "run").output), monkeypatch)
     assert train(*OPTIONS).exit_code == 0
@@ -297,7 +289,7 @@ def test_a_run_that_still_goes_on_is_left_alone(tmp_path: Path, monkeypatch: pyt
     check_whole(tmp_path)
 
 
-def test_the_projection_is_bought_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_projection_is_bought_once(tmp_path, monkeypatch):
     (tmp_path / "recipe.toml").write_text(
         '[model]\nname = "mlp"\n[projection]\ncomponents = 8\nnoise_multiplier = 20.0\n[privacy]\nepsilon = 2.0\n'
         "delta = 1e-4\n[training]\nepochs = 4\nbatch_size = 200\n"

@@ -28,7 +28,7 @@ RESULTS = read("results.json")
 
 
 @pytest.fixture
-def _tables(monkeypatch: pytest.MonkeyPatch) -> None:
+def _tables(monkeypatch):
     monkeypatch.syspath_prepend(TESTS / "assurance")
 
 
@@ -37,7 +37,7 @@ def functions_in(path: Path) -> set[str]:
     return {node.name for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.FunctionDef)}
 
 
-def test_page_and_lists_are_generated_from_the_committed_results() -> None:
+def test_page_and_lists_are_generated_from_the_committed_results():
     for path, text in documents().items():
         assert path.read_text(encoding="utf-8") == text, "run: python -m experiments.assurance --write"
 
@@ -48,7 +48,7 @@ def page_of(**changed: Any) -> str:
     return with_results(PAGE.read_text(encoding="utf-8"), **({"results": RESULTS} | lists | changed))
 
 
-def test_the_page_agrees_with_the_lists() -> None:
+def test_the_page_agrees_with_the_lists():
     assert page_of() == PAGE.read_text(encoding="utf-8")
     assert "**0 of 2 cases**" in page_of(around=[{"cases": 2, "passed": 0}])
     missed = [row | {"caught": row["area"] != "Noise"} for row in read("faults.json")]
@@ -62,7 +62,7 @@ def test_the_page_agrees_with_the_lists() -> None:
     assert re.search(r"^\| 0\.5 \| .* \| 7/8 bounds \|$", page_of(results=lost), re.MULTILINE)
 
 
-def test_lists_name_tests_that_exist() -> None:
+def test_lists_name_tests_that_exist():
     tests = {
         test
         for name in ("faults.json", "run-faults.json", "attacks.json")
@@ -74,7 +74,7 @@ def test_lists_name_tests_that_exist() -> None:
 
 
 @pytest.mark.usefixtures("_tables")
-def test_every_named_test_exists_and_the_results_cover_all_planted_faults_without_a_failure() -> None:
+def test_every_named_test_exists_and_the_results_cover_all_planted_faults_without_a_failure():
     from planting import FAULTS, MUTANTS
 
     named = {test for mutant in MUTANTS for test in mutant.caught_by} | {t for fault in FAULTS for t in fault.tried_by}
@@ -87,7 +87,7 @@ def test_every_named_test_exists_and_the_results_cover_all_planted_faults_withou
     assert all(test["passed"] == test["cases"] > 0 for test in RESULTS.get("faults", {"tests": {}})["tests"].values())
 
 
-def test_promises_are_numbered_in_order() -> None:
+def test_promises_are_numbered_in_order():
     guarantees = PAGE.read_text(encoding="utf-8").partition("## Guarantees")[2].partition("\n## ")[0]
     numbers = re.findall(r"^\| (\d+) \|", guarantees, re.MULTILINE)
     assert numbers == [str(k) for k in range(1, 11)]

@@ -37,7 +37,7 @@ def reviews(most: int = 200) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of other libraries
-def test_trainer_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trainer_page(tmp_path, monkeypatch):
     pytest.importorskip("accelerate", reason="the Trainer of transformers needs accelerate, which is not installed")
     monkeypatch.chdir(tmp_path)
     code = code_of("hugging-face-trainer.md")
@@ -48,7 +48,7 @@ def test_trainer_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # of other libraries
-def test_lightning_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lightning_page(tmp_path, monkeypatch):
     pytest.importorskip("lightning", reason="lightning is not installed")
     monkeypatch.chdir(tmp_path)
     found: dict[str, Any] = {"__name__": "page"}
@@ -61,7 +61,7 @@ def test_lightning_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert not metrics or float(metrics["epsilon"]) <= 3
 
 
-def test_opacus_page() -> None:
+def test_opacus_page():
     found: dict[str, Any] = {}
     exec(code_of("from-opacus.md"), found)
     assert 2.5 < found["engine"].get_epsilon(1e-4) <= 3
@@ -74,9 +74,7 @@ def test_opacus_page() -> None:
         ("opacus_text.py", ("--epochs", "1", "--records", "64", "--batch", "16")),
     ],
 )
-def test_ported_tutorials(
-    script: str, arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ported_tutorials(script, arguments, monkeypatch, capsys):
     if "text" in script:
         pytest.importorskip("transformers", reason="Hugging Face's transformers are not installed")
     monkeypatch.setattr(sys, "argv", [script, *arguments])

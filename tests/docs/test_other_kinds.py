@@ -52,7 +52,7 @@ LEARNED = (generates, classifies_graphs, predicts_survival, orders_pairs, finds_
 
 
 @pytest.mark.parametrize(("program", "learned"), [*zip(PROGRAMS, LEARNED, strict=True)])
-def test_a_program_learns(program: str, learned: Any) -> None:
+def test_a_program_learns(program, learned):
     torch.manual_seed(0)
     names: dict[str, Any] = {"__name__": "a_users_module"}
     exec(FIRST, names)

@@ -22,13 +22,13 @@ def typed_names() -> dict[str, str]:
     return {alias.name: node.module or "" for node in imports for alias in node.names}
 
 
-def test_all_is_sorted_and_as_typed() -> None:
+def test_all_is_sorted_and_as_typed():
     assert list(noisette.__all__) == sorted(noisette.__all__)
     assert set(noisette.__all__) == set(typed_names())
 
 
 @pytest.mark.parametrize(("name", "module"), typed_names().items())
-def test_name_is_the_object_of_its_module_with_a_docstring_and_no_keyword_dictionary(name: str, module: str) -> None:
+def test_name_is_the_object_of_its_module_with_a_docstring_and_no_keyword_dictionary(name, module):
     thing = getattr(noisette, name)
     assert thing is getattr(import_module(module), name)
     assert name in dir(noisette)
@@ -38,13 +38,13 @@ def test_name_is_the_object_of_its_module_with_a_docstring_and_no_keyword_dictio
         assert inspect.Parameter.VAR_KEYWORD not in kinds
 
 
-def test_folders_with_public_names_need_no_import_of_their_own() -> None:
+def test_folders_with_public_names_need_no_import_of_their_own():
     code = "import noisette; print(noisette.data.__name__, noisette.nn.__name__, noisette.audit.__name__)"
     said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert said.split() == ["noisette.data", "noisette.nn", "noisette.audit"]
 
 
-def test_unknown_name() -> None:
+def test_unknown_name():
     with pytest.raises(AttributeError, match="no attribute 'Opacus'"):
         noisette.Opacus  # noqa: B018
 
@@ -87,7 +87,7 @@ def _bare(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True)
 
 
-def test_training_needs_none_of_what_the_command_line_needs(tmp_path: Path) -> None:
+def test_training_needs_none_of_what_the_command_line_needs(tmp_path):
     done = _bare(_TRAINING, str(tmp_path))
     assert done.stdout.splitlines() == [
         "True",
@@ -98,7 +98,7 @@ def test_training_needs_none_of_what_the_command_line_needs(tmp_path: Path) -> N
     ], done.stderr[-2000:]
 
 
-def test_the_command_without_its_extra_says_what_to_install() -> None:
+def test_the_command_without_its_extra_says_what_to_install():
     done = _bare("sys.argv = ['noisette', 'train']; runpy.run_module('noisette', run_name='__main__')")
     assert (done.returncode, done.stderr) == (
         1,

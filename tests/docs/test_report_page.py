@@ -36,7 +36,7 @@ def costs() -> str:
     return "\n".join(lines)
 
 
-def test_the_table_of_costs_is_that_of_the_results() -> None:
+def test_the_table_of_costs_is_that_of_the_results():
     text = PAGE.read_text(encoding="utf-8")
     assert replaced(text, BEGIN, END, costs()) == text
     assert "Ridge regression without privacy has 80 %" in (PAGE.parent / "public-networks.md").read_text()
@@ -45,7 +45,7 @@ def test_the_table_of_costs_is_that_of_the_results() -> None:
     assert f"[{whole[1]} times]" in text
 
 
-def test_the_example_is_that_of_the_results_on_mnist() -> None:
+def test_the_example_is_that_of_the_results_on_mnist():
     text = " ".join(PAGE.read_text(encoding="utf-8").replace("\n>", "\n").split())
     runs = lines_of("mnist")
     run, accuracies = runs[0], [run["test_accuracy"] for run in runs]

@@ -130,7 +130,7 @@ EVERY_KIND: list[dict[Event, int]] = [  # together every kind of event, each led
 ]
 
 
-def test_every_kind_of_event_is_priced() -> None:
+def test_every_kind_of_event_is_priced():
     assert {type(event) for events in EVERY_KIND for event in events} == set(_EVENTS.values())
 
 

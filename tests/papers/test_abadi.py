@@ -4,7 +4,6 @@ import json
 import math
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,7 +30,7 @@ EPOCHS_3 = [(14.3, 50.9, 29.0), (103.3, 171.9, 215.0), (306.3, 412.6, 706.4)]
 EPOCHS_6 = [44.3, 82.7, 295.4]
 
 
-def test_epochs_of_figures_3_and_6_agree_with_an_independent_computation() -> None:
+def test_epochs_of_figures_3_and_6_agree_with_an_independent_computation():
     for panel, epochs in zip(figure_3.PANELS, EPOCHS_3, strict=True):
         steps = panel.steps_by_moments, panel.steps_by_pld, panel.steps_if_flat
         assert [panel.setting.epochs(number) for number in steps] == pytest.approx(epochs, rel=5e-3)
@@ -39,12 +38,12 @@ def test_epochs_of_figures_3_and_6_agree_with_an_independent_computation() -> No
     assert found == pytest.approx(EPOCHS_6, rel=5e-3)
 
 
-def test_two_layers_on_one_lot_are_one_release_with_less_noise() -> None:
+def test_two_layers_on_one_lot_are_one_release_with_less_noise():
     assert Mnist(noise=8.0).step.noise_multiplier == pytest.approx(8 / math.sqrt(2))
     assert Mnist().step.sampling_rate == 0.01
 
 
-def test_figure_2_has_the_numbers_of_the_paper() -> None:
+def test_figure_2_has_the_numbers_of_the_paper():
     valid, printed, moments, pld = (line.epsilons([100, 400]) for line in figure_2.LINES)
     assert printed == pytest.approx([9.339, 24.205], abs=5e-4)
     assert moments == pytest.approx([1.2586, 2.5759], abs=5e-4)
@@ -65,21 +64,21 @@ def run(*points: tuple[int, float], seed: int = 0, setting: Setting | None = Non
     return Run(setting or Mnist(), seed, points[-1][0], 1.0, points)
 
 
-def test_a_longer_run_replaces_a_shorter_plan_and_not_the_reverse(tmp_path: Path) -> None:
+def test_a_longer_run_replaces_a_shorter_plan_and_not_the_reverse(tmp_path):
     assert missing([SHORT], read(write([LONG], tmp_path))) == []
     others = [replace(SHORT, seed=1), replace(SHORT, setting=Mnist(clip=8.0))]
     assert missing([LONG, SHORT, *others], read(write([SHORT], tmp_path))) == [LONG, *others]
 
 
 @pytest.mark.parametrize("broken", ['{"setting": {"colour": 1}}', "{"])
-def test_a_line_that_is_not_a_run_is_named(tmp_path: Path, broken: str) -> None:
+def test_a_line_that_is_not_a_run_is_named(tmp_path, broken):
     path = tmp_path / "runs.jsonl"
     path.write_text(line(SHORT) + "\n" + broken + "\n")
     with pytest.raises(ValueError, match=r"line 2 of .*runs.jsonl is not a finished run"):
         read(path)
 
 
-def test_seeds_are_summarised_by_median_and_range() -> None:
+def test_seeds_are_summarised_by_median_and_range():
     spread = within([run((10, accuracy), seed=seed) for seed, accuracy in enumerate((0.9, 0.95, 0.91))], 10)
     assert spread is not None
     assert str(spread) == "91.0 % (90.0 to 95.0, 3 seeds)"
@@ -87,7 +86,7 @@ def test_seeds_are_summarised_by_median_and_range() -> None:
     assert within([run((10, 0.9))], 9) is None
 
 
-def test_a_run_writes_one_line_of_public_values(tmp_path: Path) -> None:
+def test_a_run_writes_one_line_of_public_values(tmp_path):
     path, steps, setting = tmp_path / "runs.jsonl", [], Mnist(units=1000, pca_noise=40.0, noise=40.0)
     just_above = 1.0005 * setting.compose(5, MomentsAccountant()).epsilon(delta=0.99e-5)  # with the projection
     plan = Plan(setting, 1, just_above, "moments")
@@ -107,12 +106,12 @@ def test_a_run_writes_one_line_of_public_values(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
+def runs(tmp_path_factory):
     plans = figure_4.plans([0, 1, 2], full=False) + figure_5.plans([0], full=False)
     return read(write(plans, tmp_path_factory.mktemp("runs")))
 
 
-def test_the_first_table_has_every_printed_number_of_figures_2_to_6(runs: list[Run]) -> None:
+def test_the_first_table_has_every_printed_number_of_figures_2_to_6(runs):
     assert next(iter(PAPER.parts)) == summary.NAME
     section = table_summary.section(runs)
     assert [row[0] for row in section.rows if row[0]] == [f"figure {k}" for k in range(2, 7)]
@@ -124,7 +123,7 @@ def test_the_first_table_has_every_printed_number_of_figures_2_to_6(runs: list[R
     assert all(row[-1] for row in section.rows[4:])
 
 
-def test_an_accuracy_is_never_shown_below_its_epsilon() -> None:
+def test_an_accuracy_is_never_shown_below_its_epsilon():
     """One run of one step with a known epsilon: nothing is shown below it, the accuracy at every epsilon above."""
     setting = figure_3.PANELS[1].setting
     runs = [Run(setting, 0, 1, 1.0, ((1, 0.5),))]
@@ -135,18 +134,18 @@ def test_an_accuracy_is_never_shown_below_its_epsilon() -> None:
 
 
 @pytest.fixture(scope="module")
-def leaves() -> torch.Tensor:
+def leaves():
     return torch.from_numpy(shaded_leaves(40, seed=0))
 
 
-def test_a_pictures_twin_is_half_the_batch_away() -> None:
+def test_a_pictures_twin_is_half_the_batch_away():
     apart = torch.eye(4)
     assert contrast(torch.cat([apart, apart])) < contrast(torch.cat([apart, apart.flip(0)]))
     alike = torch.ones(6, 3)
     assert contrast(alike).item() == pytest.approx(np.log(5)), "every other picture is as likely"
 
 
-def test_a_seed_gives_the_same_weights_and_features_of_unit_mean_square(leaves: torch.Tensor) -> None:
+def test_a_seed_gives_the_same_weights_and_features_of_unit_mean_square(leaves):
     weights, again = learnt(leaves, steps=2), learnt(leaves, steps=2)
     assert all(torch.equal(value, again[name]) for name, value in weights.items())
     model = models.build("cifar-tutorial", (3, 32, 32), 10)
@@ -158,9 +157,7 @@ def test_a_seed_gives_the_same_weights_and_features_of_unit_mean_square(leaves: 
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-def test_the_command_writes_a_file_that_its_network_accepts(
-    network: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_writes_a_file_that_its_network_accepts(network, tmp_path, monkeypatch):
     file = tmp_path / "public.safetensors"
     monkeypatch.setattr("papers.abadi_2016.public_convolutions.IMAGES", 40)
     made = "papers.abadi_2016.public_convolutions.learnt"
@@ -171,7 +168,7 @@ def test_the_command_writes_a_file_that_its_network_accepts(
     assert isinstance(model, models.FixedFeatures), "the features are computed once"
 
 
-def test_frozen_convolutions_do_not_change_and_the_rest_is_trained(tmp_path: Path) -> None:
+def test_frozen_convolutions_do_not_change_and_the_rest_is_trained(tmp_path):
     weights, path = models.build("cifar-tutorial", (3, 32, 32), 100).state_dict(), tmp_path / "cifar100.safetensors"
     kept = {name: value for name, value in weights.items() if not name.startswith("head.scores")}
     save_file(kept, path)

@@ -24,7 +24,7 @@ def reproduce(*arguments: str, out: Path, paper: str = "abadi-2016") -> Result:
     return CliRunner().invoke(app, [paper, *arguments, "--out", str(out)])
 
 
-def test_figure_2_needs_no_training_and_the_run_times_of_the_others_are_listed(tmp_path: Path) -> None:
+def test_figure_2_needs_no_training_and_the_run_times_of_the_others_are_listed(tmp_path):
     done = reproduce(out=tmp_path / "a" / "b")
     assert done.exit_code == 0, done.output
     assert {file.name for file in (tmp_path / "a" / "b").iterdir()} == {"figure-2.svg", "abadi-2016.html"}
@@ -32,7 +32,7 @@ def test_figure_2_needs_no_training_and_the_run_times_of_the_others_are_listed(t
         assert said in done.output
 
 
-def test_only_missing_runs_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_missing_runs_are_made(tmp_path, monkeypatch):
     finished, made = write(panels.plans(figure_3.PANELS, [0, 1, 2]), tmp_path).parent, []
     monkeypatch.setattr("noisette.data.load", lambda name, data_dir: "images")
     monkeypatch.setattr(runs, "make", lambda plan, data, path, tell: made.append(plan.seed))
@@ -61,16 +61,14 @@ WRONG_FOR_DAVODY = [
     ("paper", "arguments", "message"),
     [*(("abadi-2016", *case) for case in WRONG_FOR_ABADI), *(("davody-2020", *case) for case in WRONG_FOR_DAVODY)],
 )
-def test_bad_input_writes_nothing(paper: str, arguments: list[str], message: str, tmp_path: Path) -> None:
+def test_bad_input_writes_nothing(paper, arguments, message, tmp_path):
     done = reproduce(*arguments, out=tmp_path / "out", paper=paper)
     assert done.exit_code == 2
     assert message in " ".join(done.stderr.split())
     assert not (tmp_path / "out").exists()
 
 
-def test_missing_cells_of_a_table_are_run_and_shown_with_the_printed_numbers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_cells_of_a_table_are_run_and_shown_with_the_printed_numbers(tmp_path, monkeypatch):
     monkeypatch.setattr("noisette.data.load", lambda name, data_dir: name)
     trained: list[tuple[str, float, int]] = []
 
@@ -95,9 +93,7 @@ PAPERS: list[Paper[Any]] = [ABADI, DAVODY, LEE_KIFER, BETHUNE]
 
 
 @pytest.mark.parametrize("paper", PAPERS, ids=lambda paper: paper.name)
-def test_what_was_not_run_is_said_and_drawn_without(
-    paper: Paper[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_not_run_is_said_and_drawn_without(paper, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert next(iter(paper.parts)) == summary.NAME
     for name, part in paper.parts.items():
@@ -109,7 +105,7 @@ def test_what_was_not_run_is_said_and_drawn_without(
 
 
 @pytest.mark.parametrize("paper", PAPERS, ids=lambda paper: paper.name)
-def test_a_default_command_takes_an_hour_or_so_for_each_seed(paper: Paper[Any]) -> None:
+def test_a_default_command_takes_an_hour_or_so_for_each_seed(paper):
     for part in paper.parts.values():
         jobs = part.missing(Asked(part.seeds, weights="w" if "weights" in part.options else None), [])
         assert sum(job.seconds for job in jobs) / max(1, len(part.seeds)) < 2 * 3600

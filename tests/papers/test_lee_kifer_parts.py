@@ -1,7 +1,5 @@
 """Figures and tables of the speed of private steps, made from invented measurements."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -13,7 +11,7 @@ from papers.run_file import RUNS
 MLP = {"plain": 0.001, "nxBP": 0.1, "MultiLoss": 0.05, "ReweightGP": 0.004, "captured": 0.0025, "compiled": 0.002}
 
 
-def test_gains_are_of_reweighting_and_of_the_quicker_of_captured_and_compiled() -> None:
+def test_gains_are_of_reweighting_and_of_the_quicker_of_captured_and_compiled():
     setting = Setting("fig7", "mlp", 128, None, tuple(MLP), threads=2)
     rows = {name: {"seconds": seconds, "each": [seconds] * 3} for name, seconds in MLP.items()}
     named = {"model": "mlp", "title": setting.cell.title, "batch": 128, "image": None, "target": None}
@@ -26,7 +24,7 @@ def test_gains_are_of_reweighting_and_of_the_quicker_of_captured_and_compiled() 
     assert line[3:] == ("1 ms", "100 ms", "50 ms", "4 ms", "", "2.5 ms", "2 ms", "94", "25.0", "50.0")
 
 
-def test_a_cell_is_measured_by_the_benchmark_and_read_again(tmp_path: Path) -> None:
+def test_a_cell_is_measured_by_the_benchmark_and_read_again(tmp_path):
     threads = torch.get_num_threads()
     setting = Setting("fig7", "mlp", 2, None, ("plain", "nxBP", "ReweightGP", "captured"), threads, rounds=1, limit=0.1)
     shares: list[float] = []

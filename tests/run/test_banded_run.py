@@ -54,7 +54,7 @@ def correlated(names: dict[str, int], steps: int, horizon: int, first: int = 0) 
 
 @pytest.mark.usefixtures("known_key")
 @pytest.mark.parametrize("clipping", [None, AdaptiveClip(0.5)], ids=["flat", "adaptive"])
-def test_a_run_releases_clipped_sums_with_the_noise_of_dense_matrices(clipping: Any) -> None:
+def test_a_run_releases_clipped_sums_with_the_noise_of_dense_matrices(clipping):
     with start(clipping=clipping) as run:
         names = {name: p.numel() for name, p in run.bound.parameters.items()}
         truth = correlated(names, STEPS, STEPS)
@@ -73,7 +73,7 @@ def test_a_run_releases_clipped_sums_with_the_noise_of_dense_matrices(clipping: 
                 np.testing.assert_allclose(p.grad.numpy().reshape(-1), expected, atol=2e-5)
 
 
-def test_a_run_that_is_closed_within_a_round_has_paid_for_it(tmp_path: Path) -> None:
+def test_a_run_that_is_closed_within_a_round_has_paid_for_it(tmp_path):
     with start(tmp_path, steps=200) as run:  # reserves twelve steps at a time
         take_steps(run, square, steps=5)
         assert run.ledger.events == {STEP: 12}
@@ -87,7 +87,7 @@ def resume(folder: Path, **changes: Any) -> PrivateRun:
 
 
 @pytest.mark.parametrize("taken", [3, 4, 5])
-def test_a_resumed_run_begins_a_new_round_within_the_price(taken: int, tmp_path: Path) -> None:
+def test_a_resumed_run_begins_a_new_round_within_the_price(taken, tmp_path):
     with start(tmp_path, noise_multiplier=None, epsilon=2.0, delta=1e-3) as run:
         take_steps(run, square, steps=taken)
         run.save(tmp_path)
@@ -104,7 +104,7 @@ def test_a_resumed_run_begins_a_new_round_within_the_price(taken: int, tmp_path:
     again.ledger.close()
 
 
-def test_no_noise_is_saved(tmp_path: Path) -> None:
+def test_no_noise_is_saved(tmp_path):
     with start(tmp_path) as run:
         take_steps(run, square, steps=6)
         run.save(tmp_path)
@@ -116,7 +116,7 @@ def test_no_noise_is_saved(tmp_path: Path) -> None:
     run.ledger.close()
 
 
-def test_a_release_that_fails_breaks_the_correlation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_release_that_fails_breaks_the_correlation(monkeypatch):
     """The step counts, its noise is gone, and the next step takes back none of the noise before it."""
     with start(dataset=X[:0]) as run:
         take_steps(run, square, steps=3)
@@ -138,7 +138,7 @@ def test_a_release_that_fails_breaks_the_correlation(monkeypatch: pytest.MonkeyP
         assert run.steps_taken == 5
 
 
-def test_two_runs_share_a_budget() -> None:
+def test_two_runs_share_a_budget():
     """Each begins rounds of its own."""
     ledger, costs = Ledger(), []
     for _ in range(2):
@@ -150,7 +150,7 @@ def test_two_runs_share_a_budget() -> None:
     assert costs[1] == pytest.approx(RenyiOdometer().compose({STEP: 16}).epsilon(delta=1e-3), rel=1e-3)
 
 
-def test_crashes_never_hide_a_round(tmp_path: Path) -> None:
+def test_crashes_never_hide_a_round(tmp_path):
     """Processes that end without closing their run, after so many steps each; the last one takes all that is left."""
     declared = {"steps": 61, "noise_multiplier": None, "epsilon": 2.0, "delta": 1e-3}
     rounds, event = 0, None

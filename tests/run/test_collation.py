@@ -48,13 +48,13 @@ DIFFERENT: list[tuple[Any, Any, str]] = [
 
 
 @pytest.mark.parametrize(("one", "other", "message"), DIFFERENT)
-def test_records_of_two_forms_are_refused(one: Any, other: Any, message: str) -> None:
+def test_records_of_two_forms_are_refused(one, other, message):
     for records in ([one, one, other], [other, one]):
         with pytest.raises(ValueError, match=message if records[0] is one else "record"):
             collated(records, "; pad it")
 
 
-def test_records_of_one_form_are_collated_as_by_torch() -> None:
+def test_records_of_one_form_are_collated_as_by_torch():
     nested = [{"x": {"y": [ONE, OTHER]}}, {"x": {"y": [OTHER, ONE]}}]
     for records in ([(ONE, True), (OTHER, np.bool_(False))], [Pair(ONE, 1), Pair(OTHER, 2)], nested):
         torch.testing.assert_close(collated(records), default_collate(records))
@@ -89,7 +89,7 @@ def found_in(value: Any) -> Any:
         *(lambda x: [x, x], Single, lambda x: Sample(x, "name"), lambda x: deque([x])),
     ],
 )
-def test_rows_in_containers(container: Any) -> None:
+def test_rows_in_containers(container):
     whole = joined([container(one) for one in (A, B, D)])
     assert torch.equal(found_in(whole), ROWS)
     kinds = type(whole), type(container(A))
@@ -99,14 +99,14 @@ def test_rows_in_containers(container: Any) -> None:
     assert torch.equal(nested["deep"][1], ROWS)
 
 
-def test_tensors_without_an_axis_are_stacked() -> None:
+def test_tensors_without_an_axis_are_stacked():
     for numbers in ([torch.tensor(k) for k in (4, 5, 6)], [np.int64(k) for k in (4, 5, 6)]):
         assert joined(numbers).tolist() == [4, 5, 6]
         assert joined(numbers[:1]).tolist() == [4], "in the form that it has beside others"
     assert joined([np.float32(0.5), np.float32(1)]).dtype == torch.float32
 
 
-def test_what_is_no_tensor_becomes_a_list() -> None:
+def test_what_is_no_tensor_becomes_a_list():
     objects = [Opaque(A), Opaque(B), Opaque(D)]
     for values in (["a", "b", "c"], [1, 2.5, True], [None, "b", None], objects, [["a", "b"], ["c"], []]):
         whole = joined([{"x": one, "more": value} for one, value in zip((A, B, D), values, strict=True)])
@@ -116,7 +116,7 @@ def test_what_is_no_tensor_becomes_a_list() -> None:
     assert joined([(one, None) for one in (A, B)])[1] is None
 
 
-def test_a_microbatch_of_one_record_is_given_as_it_is() -> None:
+def test_a_microbatch_of_one_record_is_given_as_it_is():
     graph, time_first = Opaque(A), torch.ones(5, 1, 2)
     for value in (graph, "text", 3, None, ["a", "b"], time_first, pack_sequence([torch.ones(3)])):
         [found] = joined([(value,)])
@@ -137,7 +137,7 @@ NOT_JOINED: list[tuple[Any, Any, str]] = [
 
 
 @pytest.mark.parametrize(("one", "other", "message"), NOT_JOINED)
-def test_what_cannot_be_joined_is_refused(one: Any, other: Any, message: str) -> None:
+def test_what_cannot_be_joined_is_refused(one, other, message):
     with pytest.raises(ValueError, match=message):
         joined([one, other])
 
@@ -154,7 +154,7 @@ def train(records: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("first", [{"x": torch.ones(4)}, {"x": torch.ones(4, dtype=torch.float64), "weight": -1.0}])
-def test_a_record_of_another_form_does_not_change_what_others_are_computed_with(first: dict[str, Any]) -> None:
+def test_a_record_of_another_form_does_not_change_what_others_are_computed_with(first):
     """Collated by its first record, the sum of this microbatch was 43 clipping norms from that of the others."""
     records = [{"x": row, "weight": -1.0} for row in torch.randn(40, 4)]
     train(records)
@@ -184,7 +184,7 @@ def ids_of(rows: Tensor) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 100, "auto"])
-def test_each_record_comes_once_in_the_bucket_of_its_own_length(size: int | str) -> None:
+def test_each_record_comes_once_in_the_bucket_of_its_own_length(size):
     parts = microbatches(PaddedBuckets(IDS, EDGES), range(12), size)
     widths = [part.shape[1] for part in parts]
     assert widths == sorted(widths)
@@ -196,7 +196,7 @@ def test_each_record_comes_once_in_the_bucket_of_its_own_length(size: int | str)
             assert part.shape[1] == next((edge for edge in EDGES if edge >= len(ids)), EDGES[-1])
 
 
-def test_automatic_size_grows_in_each_bucket_by_itself() -> None:
+def test_automatic_size_grows_in_each_bucket_by_itself():
     """What fits of short sequences says nothing about long ones."""
     parts = microbatches(PaddedBuckets(IDS, EDGES), range(12), "auto")
     assert [tuple(part.shape) for part in parts] == [
@@ -206,7 +206,7 @@ def test_automatic_size_grows_in_each_bucket_by_itself() -> None:
     ]
 
 
-def test_empty_batch_and_empty_data_set() -> None:
+def test_empty_batch_and_empty_data_set():
     assert microbatches(PaddedBuckets(IDS, EDGES), np.arange(0), 4) == []
     empty = PaddedBuckets([], EDGES)
     assert len(empty) == 0
@@ -222,7 +222,7 @@ RECORD_FORMS: dict[str, tuple[list[Any], Any]] = {
 
 
 @pytest.mark.parametrize(("records", "pad"), RECORD_FORMS.values(), ids=RECORD_FORMS)
-def test_forms_of_records(records: list[Any], pad: Any) -> None:
+def test_forms_of_records(records, pad):
     [part] = microbatches(PaddedBuckets(records, EDGES, pad=pad), SHORTEST, 100)
     fields = [*part.values()] if isinstance(part, dict) else part if isinstance(part, list) else [part]
     rows = next(field for field in fields if field.dim() == 2)
@@ -232,7 +232,7 @@ def test_forms_of_records(records: list[Any], pad: Any) -> None:
         assert part["label"].tolist() == SHORTEST.tolist()
 
 
-def test_a_fingerprint_knows_the_data_set_by_its_records() -> None:
+def test_a_fingerprint_knows_the_data_set_by_its_records():
     mark = Fingerprint.of(PaddedBuckets(IDS, EDGES))
     assert mark.fits(PaddedBuckets([ids.clone() for ids in IDS], EDGES))
     assert not mark.fits(PaddedBuckets([ids + (k == 5) for k, ids in enumerate(IDS)], EDGES))
@@ -249,12 +249,12 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("records", "edges", "pad", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_is_refused(records: Any, edges: Any, pad: Any, message: str) -> None:
+def test_what_is_refused(records, edges, pad, message):
     with pytest.raises((TypeError, ValueError), match=message):
         PaddedBuckets(records, edges, pad=pad)
 
 
-def test_a_microbatch_holds_one_pair_of_buckets() -> None:
+def test_a_microbatch_holds_one_pair_of_buckets():
     pairs = [{"source": list(range(1, n + 1)), "target": list(range(1, m + 1))} for n in (2, 7) for m in (3, 6, 7)] * 2
     padded = PaddedBuckets(PaddedBuckets(pairs, (4, 8), pad={"source": 0}), (4, 8), pad={"target": -1})
     parts = microbatches(padded, range(12), 100)

@@ -71,7 +71,7 @@ def compiled(step: Callable[[], object]) -> Callable[[], object]:
     ("make", "when"),
     [(sgd, "before privatize"), (adam, "called before privatize"), (partial(Derived, lr=0.5), "after privatize")],
 )
-def test_a_compiled_step_is_the_step(make: Optimizers, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiled_step_is_the_step(make, when, monkeypatch):
     drawn: list[int] = []
     whole, after = GaussianNoise.add_, PerExampleClip.after_step
 
@@ -109,7 +109,7 @@ def test_a_compiled_step_is_the_step(make: Optimizers, when: str, monkeypatch: p
         torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
 
 
-def test_a_compiled_step_without_a_batch_is_refused() -> None:
+def test_a_compiled_step_without_a_batch_is_refused():
     model = net()
     optimizer = sgd(model.parameters())
     with begin(model, optimizer) as run:
@@ -158,7 +158,7 @@ def trained(capture: Any, size: Any, **clip: Any) -> tuple[Tensor, list[np.ndarr
 
 
 @pytest.mark.parametrize("clip", [{}, {"clipping": AdaptiveClip}], ids=["flat", "adaptive"])
-def test_a_captured_run_is_the_eager_run(clip: dict[str, Any]) -> None:
+def test_a_captured_run_is_the_eager_run(clip):
     found, expected = (trained(how, 24, **{k: make(0.5) for k, make in clip.items()}) for how in ("graph", "eager"))
     assert found[3].captured_operations > 0
     assert not found[3].capture_problems
@@ -167,7 +167,7 @@ def test_a_captured_run_is_the_eager_run(clip: dict[str, Any]) -> None:
     assert len(found[2]) > 5
 
 
-def test_memory_that_runs_out_in_a_graph_halves_the_microbatch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_runs_out_in_a_graph_halves_the_microbatch(monkeypatch):
     expected = trained("eager", "auto")
     whole, calls = Captured.__call__, []
 

@@ -16,7 +16,7 @@ def net() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
 
 
-def test_each_use_has_its_rule_and_the_cost_is_measured() -> None:
+def test_each_use_has_its_rule_and_the_cost_is_measured():
     found = explain(net(), loss, X, Y)
     assert [(u.parameter, u.rule, u.per_example_numbers) for u in found.uses] == [
         ("0.weight", "linear_weight", 20),
@@ -32,7 +32,7 @@ def test_each_use_has_its_rule_and_the_cost_is_measured() -> None:
     assert found.cost.plain_seconds > 0
 
 
-def test_weights_buffers_and_random_states_stay_as_they_are() -> None:
+def test_weights_buffers_and_random_states_stay_as_they_are():
     model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3).eval(), nn.Dropout(0.5))
     model.register_buffer("calls", torch.zeros(()))
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -56,7 +56,7 @@ def largest(x: Tensor) -> float:
     return x.abs().max().item()
 
 
-def test_a_value_of_an_example_is_named_with_its_innermost_line() -> None:
+def test_a_value_of_an_example_is_named_with_its_innermost_line():
     found = explain(net(), lambda model, x, y: loss(model, x / largest(x), y), X, Y)
     assert found.uses == ()
     assert found.line.endswith(": return x.abs().max().item()")
@@ -66,7 +66,7 @@ def test_a_value_of_an_example_is_named_with_its_innermost_line() -> None:
     assert cured.one_by_one == ""
 
 
-def test_a_parameter_that_no_example_reaches_is_named() -> None:
+def test_a_parameter_that_no_example_reaches_is_named():
     model = net()
     model.spare = nn.Parameter(torch.zeros(3))
     assert explain(model, loss, X, Y).unreached == ("spare",)
@@ -74,7 +74,7 @@ def test_a_parameter_that_no_example_reaches_is_named() -> None:
     assert explain(model, loss, X, Y).unreached == ()
 
 
-def test_a_lipschitz_bound_has_its_layers() -> None:
+def test_a_lipschitz_bound_has_its_layers():
     tau = TauCrossEntropy(tau=1.0)
     model = nn.Sequential(BoundedInput(2.0), SpectralLinear(4, 3))
     bound = LipschitzBound(model, loss=tau, input_shape=(4,), slack=0.0)

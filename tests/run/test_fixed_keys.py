@@ -37,27 +37,27 @@ def digest(numbers: np.ndarray) -> str:
     return hashlib.sha256(np.ascontiguousarray(numbers).tobytes()).hexdigest()
 
 
-def test_words_of_the_keystream() -> None:
+def test_words_of_the_keystream():
     words = np.empty(4096, dtype=np.uint64)
     SecretKey(SECRET).fill(words, purpose="noise", name="0.weight", step=3, start=5)
     assert digest(words) == WORDS
 
 
-def test_poisson_batches() -> None:
+def test_poisson_batches():
     sampler = PoissonSampler(size=2000, sampling_rate=0.05, key=SecretKey(SECRET))
     batches = [sampler.indices(step=step) for step in range(20)]
     assert [len(batch) for batch in batches] == SIZES
     assert digest(np.concatenate(batches).astype(np.int64)) == BATCHES
 
 
-def test_noise_in_single_precision() -> None:
+def test_noise_in_single_precision():
     tensors = {"a": torch.zeros(1000), "b": torch.zeros(70_001)}
     GaussianNoise(SecretKey(SECRET)).add_(tensors, step=7, std=1.5)
     assert tensors["a"][:4].tolist() == pytest.approx(NOISE_32, rel=1e-6)
     assert digest(torch.cat(list(tensors.values())).numpy()) == DIGESTS[torch.float32]
 
 
-def test_noise_in_double_precision() -> None:
+def test_noise_in_double_precision():
     values = torch.zeros(1000, dtype=torch.float64)
     GaussianNoise(SecretKey(SECRET)).add_({"a": values}, step=7, std=1.5)
     assert values[:4].tolist() == pytest.approx(NOISE_64, rel=2e-15)
@@ -66,7 +66,7 @@ def test_noise_in_double_precision() -> None:
 
 @pytest.mark.usefixtures("known_key")
 @pytest.mark.parametrize("engine", [None, noisette.engines.PerExampleLoop()], ids=["default", "loop"])
-def test_a_short_run(engine: noisette.engines.PerExampleLoop | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_run(engine, monkeypatch):
     monkeypatch.setattr("noisette.core.release.ROUNDING", 0.0)  # the weights were recorded without this allowance
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(1)

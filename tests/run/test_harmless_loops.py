@@ -36,7 +36,7 @@ BEFORE: dict[str, Callable[[nn.Module, Optimizer], Any]] = {
 
 
 @pytest.mark.parametrize("before", BEFORE.values(), ids=BEFORE)
-def test_what_precedes_a_step(before: Any) -> None:
+def test_what_precedes_a_step(before):
     model = small_model()
     optimizer = SGD(model.parameters(), lr=0.3)
     with small_run(model, optimizer) as run:
@@ -51,7 +51,7 @@ def test_what_precedes_a_step(before: Any) -> None:
 @pytest.mark.parametrize(
     ("engine", "layer"), [(BookKeeping(), 0), (BookKeeping(), 2), (ReweightGP(), 0), (PerExampleLoop(), 2)]
 )
-def test_a_layer_that_is_frozen_stops_and_the_others_are_clipped_without_it(engine: Any, layer: int) -> None:
+def test_a_layer_that_is_frozen_stops_and_the_others_are_clipped_without_it(engine, layer):
     model = small_model()
     parameters = model.parameters()
     optimizer = AdamW(parameters, lr=0.1) if layer else SGD(parameters, lr=0.3, momentum=0.9, weight_decay=0.1)
@@ -87,7 +87,7 @@ LAZY: dict[str, Callable[[], nn.Module]] = {
 
 
 @pytest.mark.parametrize("make", LAZY.values(), ids=LAZY)
-def test_lazy_modules_are_refused_until_they_have_shapes(make: Callable[[], nn.Module]) -> None:
+def test_lazy_modules_are_refused_until_they_have_shapes(make):
     model = make()
     with pytest.raises(ValueError, match="a lazy module has no parameters before its first input"):
         PerExampleClip(model, C)
@@ -141,7 +141,7 @@ LOSSES = [normal_prior, normal_with_a_number, weighted_classes, number_at_a_mask
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda f: f.__name__)
-def test_sum_of_single_examples(loss: Callable[..., Tensor]) -> None:
+def test_sum_of_single_examples(loss):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3)).double()
     before = Distribution._validate_args

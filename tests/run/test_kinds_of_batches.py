@@ -37,7 +37,7 @@ def take_batches(run: PrivateRun, steps: int | None = None, size: Any = 4) -> li
 
 
 @pytest.mark.parametrize(("kind", "size"), list(zip(KINDS, [4, "auto"] * 3, strict=False)))
-def test_the_ledger_records_how_batches_are_drawn(kind: str, size: Any) -> None:
+def test_the_ledger_records_how_batches_are_drawn(kind, size):
     given, event = KINDS[kind]
     with begin(**given) as run:
         batches = take_batches(run, size=size)
@@ -72,7 +72,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_declarations_that_are_refused(case: str) -> None:
+def test_declarations_that_are_refused(case):
     given, error, message = REFUSED[case]
     with pytest.raises(error, match=message):
         begin(**given)
@@ -88,7 +88,7 @@ CHOICES: dict[str, tuple[dict[str, Any], UserLevel]] = {
 
 @pytest.mark.parametrize("case", CHOICES)
 @pytest.mark.parametrize("records", [60, 24])
-def test_records_or_users_are_sampled_whichever_costs_less(case: str, records: int) -> None:
+def test_records_or_users_are_sampled_whichever_costs_less(case, records):
     """By declared numbers alone, whatever the number of records and of users is."""
     given, expected = CHOICES[case]
     users = Users(IDS[:records], 3, public_users=given.get("users"))
@@ -104,7 +104,7 @@ def test_records_or_users_are_sampled_whichever_costs_less(case: str, records: i
 
 
 @pytest.mark.parametrize(("rate", "bins"), [(1.0, 1), (1 / 49, 49), (0.07, 15), (0.3, 4)])
-def test_bins_follow_from_the_declared_rate(rate: float, bins: int) -> None:
+def test_bins_follow_from_the_declared_rate(rate, bins):
     assert BallsInBins().release(rate, None, ())(1.0) == BallsInBinsGaussian(bins, 1.0)
     assert BallsInBins(7).release(rate, None, ())(1.0) == BallsInBinsGaussian(7, 1.0)
 
@@ -116,7 +116,7 @@ def resume(folder: Path, dataset: Any = X, users: Users | None = None) -> Privat
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_resumed_run_goes_on_with_the_same_kind(kind: str, tmp_path: Path) -> None:
+def test_a_resumed_run_goes_on_with_the_same_kind(kind, tmp_path):
     given, event = KINDS[kind]
     with begin(tmp_path, **given) as run:
         first = take_batches(run, 3)
@@ -131,7 +131,7 @@ def test_a_resumed_run_goes_on_with_the_same_kind(kind: str, tmp_path: Path) -> 
         assert len(np.intersect1d(np.concatenate(first), np.concatenate(batches[:2]))), "not the rest of the old one"
 
 
-def test_other_users_are_refused(tmp_path: Path) -> None:
+def test_other_users_are_refused(tmp_path):
     with begin(tmp_path, users=Users(IDS, 3)) as run:
         take_batches(run, 2)
         run.save(tmp_path)

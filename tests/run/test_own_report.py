@@ -1,7 +1,6 @@
 """The statement and the report of a run in a loop of one's own."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,7 +37,7 @@ def words(run: Any, delta: float = 1e-4) -> str:
     return " ".join(run.statement(delta=delta).split())
 
 
-def test_the_statement_says_what_holds_and_nothing_that_a_loop_may_break(tmp_path: Path) -> None:
+def test_the_statement_says_what_holds_and_nothing_that_a_loop_may_break(tmp_path):
     with trained(run_of(ledger=tmp_path / "spent.jsonl")) as run:
         said = words(run)
         epsilon = run.epsilon(delta=1e-4)
@@ -56,7 +55,7 @@ def test_the_statement_says_what_holds_and_nothing_that_a_loop_may_break(tmp_pat
         assert claim not in said, claim
 
 
-def test_a_statement_within_a_batch_leaves_its_gradients_alone() -> None:
+def test_a_statement_within_a_batch_leaves_its_gradients_alone():
     sums = []
     for asks in (False, True):
         torch.manual_seed(0)
@@ -80,12 +79,12 @@ def test_a_statement_within_a_batch_leaves_its_gradients_alone() -> None:
         (noisette.GroupwiseClipping({"0": 3.0, "2": 4.0}), "2.82843 times the bound of its group; bounds are from 3"),
     ],
 )
-def test_every_clipping_rule_has_its_words(rule: Any, said: str) -> None:
+def test_every_clipping_rule_has_its_words(rule, said):
     with trained(run_of(clipping=rule)) as run:
         assert said in words(run)
 
 
-def test_a_guarantee_for_users_and_a_large_delta_are_said(tmp_path: Path) -> None:
+def test_a_guarantee_for_users_and_a_large_delta_are_said(tmp_path):
     with trained(run_of(users=noisette.Users([k // 2 for k in range(400)], 2))) as run:
         said = words(run, 0.1)
     assert "one user, with all records of the training set that have the same id in Users" in said
@@ -93,7 +92,7 @@ def test_a_guarantee_for_users_and_a_large_delta_are_said(tmp_path: Path) -> Non
     assert "The ledger is in memory alone" in said
 
 
-def test_the_report_is_one_page_with_curve_bounds_settings_and_statement(tmp_path: Path) -> None:
+def test_the_report_is_one_page_with_curve_bounds_settings_and_statement(tmp_path):
     with trained(run_of(), steps=2) as run:
         run.report(tmp_path / "report.html", delta=1e-4)
         run.report(tmp_path / "other.html", delta=1e-6)
@@ -112,7 +111,7 @@ def test_the_report_is_one_page_with_curve_bounds_settings_and_statement(tmp_pat
     assert "differentially private" in (tmp_path / "empty.html").read_text()
 
 
-def test_a_network_whose_layers_bound_the_gradient_has_its_words() -> None:
+def test_a_network_whose_layers_bound_the_gradient_has_its_words():
     layers = lipschitz.SpectralLinear(3, 4), lipschitz.GroupSort2(), lipschitz.SpectralLinear(4, 2)
     model = nn.Sequential(lipschitz.BoundedInput(1.0), *layers)
     criterion = lipschitz.TauCrossEntropy(8.0)

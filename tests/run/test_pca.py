@@ -55,7 +55,7 @@ def many_rows(seed: int = 0, n: int = 3000, scales: tuple[float, ...] = (9, 6, 4
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_record_changes_the_sum_by_exactly_its_own_outer_product(name: str) -> None:
+def test_a_record_changes_the_sum_by_exactly_its_own_outer_product(name):
     others, row = many_rows(), np.array([HOSTILE[name]])
     alone = sums(row)
     for place in (0, 1024, 1500, 3000):
@@ -66,12 +66,12 @@ def test_a_record_changes_the_sum_by_exactly_its_own_outer_product(name: str) ->
     assert np.linalg.norm(alone) == pytest.approx(1.0 if known else 0.0, abs=1e-3)
 
 
-def test_numbers_beyond_double_precision_contribute_nothing() -> None:
+def test_numbers_beyond_double_precision_contribute_nothing():
     with np.errstate(all="raise"):
         assert not sums(np.array([["1e4000", "1"]], dtype=np.longdouble)).any()
 
 
-def test_the_sum_does_not_depend_on_order_or_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sum_does_not_depend_on_order_or_batches(monkeypatch):
     rows = many_rows()
     expected = sums(rows)
     np.testing.assert_array_equal(sums(rows[::-1]), expected)
@@ -80,7 +80,7 @@ def test_the_sum_does_not_depend_on_order_or_batches(monkeypatch: pytest.MonkeyP
         np.testing.assert_array_equal(sums(rows), expected)
 
 
-def test_a_sum_that_would_not_be_exact_is_refused() -> None:
+def test_a_sum_that_would_not_be_exact_is_refused():
     ledger = Ledger()
     with pytest.raises(PrivacyError, match="2147483648 records"):
         PrivatePCA(1, noise_multiplier=4.0, ledger=ledger).fit(np.broadcast_to(np.zeros((1, 2)), (2**31, 2)))
@@ -88,7 +88,7 @@ def test_a_sum_that_would_not_be_exact_is_refused() -> None:
 
 
 @pytest.mark.parametrize("noise_multiplier", [0.8, 16.0])
-def test_noise_has_the_declared_standard_deviation(noise_multiplier: float) -> None:
+def test_noise_has_the_declared_standard_deviation(noise_multiplier):
     d = 400
     matrix = noised(np.zeros((0, d)), noise_multiplier)
     beside = matrix[np.triu_indices(d, 1)]
@@ -97,7 +97,7 @@ def test_noise_has_the_declared_standard_deviation(noise_multiplier: float) -> N
         assert abs(values.mean()) / expected * math.sqrt(values.size) <= 6.1
 
 
-def test_noise_is_fresh_and_no_global_seed_reaches_it() -> None:
+def test_noise_is_fresh_and_no_global_seed_reaches_it():
     rows, found = many_rows(), []
     for _ in range(2):
         torch.manual_seed(0)
@@ -108,7 +108,7 @@ def test_noise_is_fresh_and_no_global_seed_reaches_it() -> None:
     assert (pca.fit(rows).components_ != pca.fit(rows).components_).all()
 
 
-def test_components_are_those_of_ordinary_uncentred_analysis_where_records_are_many() -> None:
+def test_components_are_those_of_ordinary_uncentred_analysis_where_records_are_many():
     rows = many_rows(n=200_000)
     oracle = TruncatedSVD(3, algorithm="arpack").fit(rows / np.linalg.norm(rows, axis=1, keepdims=True))
     pca = PrivatePCA(3, noise_multiplier=1.0).fit(rows)
@@ -127,7 +127,7 @@ KINDS: dict[str, Callable[[np.ndarray], Any]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_kinds_of_rows_give_the_same_sum_and_projection(kind: str) -> None:
+def test_all_kinds_of_rows_give_the_same_sum_and_projection(kind):
     rows = many_rows(n=1500)
     given = KINDS[kind](rows)
     np.testing.assert_array_equal(sums(given), sums(rows))
@@ -147,7 +147,7 @@ def test_all_kinds_of_rows_give_the_same_sum_and_projection(kind: str) -> None:
     ],
     ids=str,
 )
-def test_data_that_is_no_table_of_numbers_is_refused_without_privacy_cost(rows: Any, message: str) -> None:
+def test_data_that_is_no_table_of_numbers_is_refused_without_privacy_cost(rows, message):
     pca = PrivatePCA(1, noise_multiplier=4.0)
     with pytest.raises(ValueError, match=message) as refusal:
         pca.fit(rows)
@@ -166,7 +166,7 @@ def test_data_that_is_no_table_of_numbers_is_refused_without_privacy_cost(rows: 
     ],
     ids=str,
 )
-def test_invalid_arguments_are_listed_together_without_privacy_cost(settings: dict, messages: list) -> None:
+def test_invalid_arguments_are_listed_together_without_privacy_cost(settings, messages):
     pca = PrivatePCA(**({"n_components": 2} | settings))
     with pytest.raises(ValueError) as refusal:
         pca.fit(many_rows())
@@ -174,7 +174,7 @@ def test_invalid_arguments_are_listed_together_without_privacy_cost(settings: di
     assert not pca.ledger.events
 
 
-def test_each_fit_has_a_privacy_cost_also_of_a_clone() -> None:
+def test_each_fit_has_a_privacy_cost_also_of_a_clone():
     ledger = Ledger()
     pca = PrivatePCA(2, noise_multiplier=4.0, ledger=ledger)
     pca.fit(many_rows()).fit(many_rows())
@@ -184,7 +184,7 @@ def test_each_fit_has_a_privacy_cost_also_of_a_clone() -> None:
     assert ledger.events == {Gaussian(4.0, COST): 4}
 
 
-def test_the_ledger_is_written_before_the_noise_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ledger_is_written_before_the_noise_is_drawn(tmp_path, monkeypatch):
     path = tmp_path / "ledger.jsonl"
 
     def draw(*_: object) -> None:
@@ -197,7 +197,7 @@ def test_the_ledger_is_written_before_the_noise_is_drawn(tmp_path: Path, monkeyp
     assert Ledger.read(path).events == {Gaussian(4.0, COST): 1}
 
 
-def test_estimator_of_scikit_learn() -> None:
+def test_estimator_of_scikit_learn():
     pca = PrivatePCA(3, epsilon=1.0, delta=1e-6)
     with pytest.raises(NotFittedError):
         pca.transform(many_rows())
@@ -208,7 +208,7 @@ def test_estimator_of_scikit_learn() -> None:
         pipeline.transform(np.zeros((2, 6)))
 
 
-def test_page_is_run() -> None:
+def test_page_is_run():
     [block] = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     names: dict[str, Any] = {"__name__": "a_users_module"}
     exec(block, names)

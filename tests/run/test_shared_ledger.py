@@ -112,7 +112,7 @@ def orders(runs: int, steps: int) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("order", orders(2, 3), ids=str)
-def test_two_runs_of_equal_terms_keep_the_budget_in_every_order(order: tuple[int, ...]) -> None:
+def test_two_runs_of_equal_terms_keep_the_budget_in_every_order(order):
     ledger = Ledger()
     with begin_for(ledger, BUDGET) as one, begin_for(ledger, BUDGET) as two:
         assert one.event == two.event
@@ -122,7 +122,7 @@ def test_two_runs_of_equal_terms_keep_the_budget_in_every_order(order: tuple[int
     assert ledger.events == {one.event: STEPS}
 
 
-def test_closing_one_run_keeps_the_lease_of_another(tmp_path: Path) -> None:
+def test_closing_one_run_keeps_the_lease_of_another(tmp_path):
     path = tmp_path / "ledger.jsonl"
     with Ledger(path) as ledger:
         given = {"epsilon": None, "noise_multiplier": 2.0, "steps": 100}
@@ -140,7 +140,7 @@ def test_closing_one_run_keeps_the_lease_of_another(tmp_path: Path) -> None:
     assert Ledger.read(path).committed == 6
 
 
-def test_runs_in_threads_keep_the_budget_of_each(tmp_path: Path) -> None:
+def test_runs_in_threads_keep_the_budget_of_each(tmp_path):
     highest = []
 
     def work(ledger: Ledger) -> None:
@@ -162,7 +162,7 @@ def test_runs_in_threads_keep_the_budget_of_each(tmp_path: Path) -> None:
     assert Ledger.read(tmp_path / "ledger.jsonl").paid == ledger.paid
 
 
-def test_a_short_run_that_crashes_goes_on_for_the_steps_that_are_left(tmp_path: Path) -> None:
+def test_a_short_run_that_crashes_goes_on_for_the_steps_that_are_left(tmp_path):
     with Ledger(tmp_path / "ledger.jsonl") as ledger:
         run = begin(ledger, steps=29, epsilon=None, noise_multiplier=9.0)
         going = steps_of(run)
@@ -187,7 +187,7 @@ def noise_beside(prior: Events, accountant: Accountant = ACCOUNTANT, epsilon: fl
     return noise_multiplier_for(**terms, accountant=accountant, prior_events=prior)
 
 
-def test_a_second_run_has_the_noise_of_the_filter_and_costs_the_budget() -> None:
+def test_a_second_run_has_the_noise_of_the_filter_and_costs_the_budget():
     ledger = Ledger()
     first = take_all(begin(ledger, epsilon=BUDGET / 2))
     assert first.epsilon(delta=DELTA) <= BUDGET / 2
@@ -201,7 +201,7 @@ def test_a_second_run_has_the_noise_of_the_filter_and_costs_the_budget() -> None
     assert RenyiOdometer().compose(ledger.events).epsilon(delta=DELTA) > BUDGET
 
 
-def test_runs_that_were_declared_together_are_composed() -> None:
+def test_runs_that_were_declared_together_are_composed():
     ledger = Ledger()
     ledger.charge(Gaussian(6.0), declaration="all")
     first = take_all(begin(ledger, epsilon=BUDGET / 2, declaration="all"))
@@ -211,7 +211,7 @@ def test_runs_that_were_declared_together_are_composed() -> None:
     assert second.epsilon(delta=DELTA) == pytest.approx(price(ledger), rel=1e-9)
 
 
-def test_after_a_run_with_the_whole_budget_there_is_no_other_even_if_it_was_stopped() -> None:
+def test_after_a_run_with_the_whole_budget_there_is_no_other_even_if_it_was_stopped():
     ledger = Ledger()
     with begin(ledger) as run:
         next(steps_of(run))
@@ -221,7 +221,7 @@ def test_after_a_run_with_the_whole_budget_there_is_no_other_even_if_it_was_stop
 
 
 @pytest.mark.parametrize("order", orders(2, 3)[::6], ids=str)
-def test_runs_that_go_on_after_a_crash_keep_the_budget_in_every_order(order: tuple[int, ...], tmp_path: Path) -> None:
+def test_runs_that_go_on_after_a_crash_keep_the_budget_in_every_order(order, tmp_path):
     """Each is saved after its first step, taken one step further and dropped; what it had reserved is lost."""
     with Ledger(tmp_path / "ledger.jsonl") as ledger:
         runs = [begin_for(ledger, BUDGET), begin_for(ledger, BUDGET)]
@@ -244,7 +244,7 @@ def test_runs_that_go_on_after_a_crash_keep_the_budget_in_every_order(order: tup
         assert price(ledger) <= BUDGET * (1 + 1e-9)
 
 
-def test_a_second_run_with_the_noise_of_composition_is_refused() -> None:
+def test_a_second_run_with_the_noise_of_composition_is_refused():
     ledger = Ledger()
     first = take_all(begin(ledger, epsilon=BUDGET / 2))
     with pytest.raises(PrivacyError, match="beyond the budget of 3"):

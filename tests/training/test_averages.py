@@ -1,7 +1,6 @@
 """Averages of weights and the learning rate of each step, against formulas."""
 
 import math
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,7 +26,7 @@ def kept(settings: TrainingSection, weights: list[float]) -> list[float]:
     return values
 
 
-def test_the_exponential_average_forgets_the_first_weights() -> None:
+def test_the_exponential_average_forgets_the_first_weights():
     weights, expected = [float(n * n) for n in range(1, 41)], []
     value = weights[0]
     for t, weight in enumerate(weights, 1):
@@ -38,14 +37,14 @@ def test_the_exponential_average_forgets_the_first_weights() -> None:
 
 
 @pytest.mark.parametrize(("share", "steps", "last"), [(0.25, 8, 2), (0.3, 7, 3), (0.999, 5, 5), (0.01, 5, 1)])
-def test_the_last_weights_are_averaged_evenly(share: float, steps: int, last: int) -> None:
+def test_the_last_weights_are_averaged_evenly(share, steps, last):
     weights = [float(n * n) for n in range(1, steps + 1)]
     values = kept(TrainingSection(average_last=share), weights)
     assert values[: steps - last] == weights[: steps - last]
     assert values[-1] == pytest.approx(sum(weights[-last:]) / last)
 
 
-def test_an_average_of_the_last_weights_is_resumed(tmp_path: Path) -> None:
+def test_an_average_of_the_last_weights_is_resumed(tmp_path):
     privacy = PrivacySection(epsilon=8.0, delta=1e-4, accountant="rdp")
     training = TrainingSection(epochs=1, batch_size=200, lr=4.0, average_last=0.9)
     recipe = Recipe(DataSection("digits"), ModelSection("linear"), privacy, training)
@@ -65,7 +64,7 @@ def test_an_average_of_the_last_weights_is_resumed(tmp_path: Path) -> None:
     torch.testing.assert_close(next(outcome.model.parameters()).detach(), torch.stack(weights).mean(0))
 
 
-def test_the_learning_rate_falls_or_moves_on_a_line() -> None:
+def test_the_learning_rate_falls_or_moves_on_a_line():
     def rates(**settings: float) -> list[float]:
         of = TrainingSection(lr=2.0, **settings)  # type: ignore[arg-type]
         return [learning_rate(of, spent=n, steps=10, sampling_rate=0.1) for n in range(10)]
@@ -80,7 +79,7 @@ RATES: list[Any] = [({}, 2.0), ({"cosine": False}, 1.0), ({"momentum": 0.5}, 1.0
 
 
 @pytest.mark.parametrize(("settings", "factor"), RATES)
-def test_a_recipe_without_a_rate_gets_that_of_the_rule(settings: dict[str, Any], factor: float) -> None:
+def test_a_recipe_without_a_rate_gets_that_of_the_rule(settings, factor):
     of = Recipe(training=TrainingSection(**{"batch_size": 360, "lr": None} | settings))
     optimizer = torch.optim.SGD(nn.Linear(99, 10).parameters())
     run: Any = SimpleNamespace(optimizer=optimizer, noise_multiplier=2.0, steps=50)

@@ -26,7 +26,7 @@ OPTIONS = ("--classes", 2, "--size", 60, "--epochs", 1, "--delta", 1e-3)
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(tmp_path_factory):
     """A finished run on a table, beside its rows."""
     folder = tmp_path_factory.mktemp("table")
     (folder / "rows.csv").write_text(ROWS)
@@ -36,7 +36,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(finished: Path, tmp_path: Path) -> Path:
+def run(finished, tmp_path):
     """A copy of it, which may be changed."""
     shutil.copy(finished.parent / "rows.csv", tmp_path)
     return Path(shutil.copytree(finished, tmp_path / "run"))
@@ -79,7 +79,7 @@ def keys(folder: Path) -> tuple[Path, Path]:
     return folder / "key.pem", folder / "public.pem"
 
 
-def test_a_run_is_signed_and_verified_without_its_records(tmp_path: Path) -> None:
+def test_a_run_is_signed_and_verified_without_its_records(tmp_path):
     (tmp_path / "rows.csv").write_text(ROWS)
     own, public = keys(tmp_path)
     begin = "--data", tmp_path / "rows.csv", *OPTIONS, "--out", tmp_path / "run"
@@ -110,7 +110,7 @@ def reseal_nothing(run: Path, **changed: object) -> None:
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_what_was_changed_after_the_run_is_named(run: Path, name: str) -> None:
+def test_what_was_changed_after_the_run_is_named(run, name):
     CHANGES[name](run)
     for command in commands(run):
         shown = noisette(*command)
@@ -118,14 +118,14 @@ def test_what_was_changed_after_the_run_is_named(run: Path, name: str) -> None:
         assert name in shown.stderr, command
 
 
-def test_a_whole_folder_is_accepted_also_after_a_charge(run: Path) -> None:
+def test_a_whole_folder_is_accepted_also_after_a_charge(run):
     assert noisette("ledger", "charge", run, "--zcdp", 0.1).exit_code == 0
     for command in commands(run):
         shown = noisette(*command)
         assert shown.exit_code == 0, shown.output
 
 
-def test_a_removed_file_is_named(run: Path) -> None:
+def test_a_removed_file_is_named(run):
     (run / "privacy.txt").unlink()
     assert "privacy.txt" in noisette("ledger", "price", run).stderr
     seal = facts(run)
@@ -139,7 +139,7 @@ EVIL = "raise SystemExit('code of the run folder was run')\n"
 
 
 @pytest.fixture
-def own(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def own(finished, tmp_path, monkeypatch):
     """A run with a model of the user's own, in a folder that its author has put a module of this name into."""
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "own_small.py").write_text(OWN)
@@ -154,7 +154,7 @@ def own(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     sys.modules.pop("own_small", None)
 
 
-def test_code_of_others_is_run_only_where_the_caller_names_it(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_of_others_is_run_only_where_the_caller_names_it(own, monkeypatch):
     monkeypatch.chdir(own)
     monkeypatch.syspath_prepend("")
     rows, found = own.parent / "rows.csv", own.parent / "audit"
@@ -172,7 +172,7 @@ def test_code_of_others_is_run_only_where_the_caller_names_it(own: Path, monkeyp
     assert "own_small" in sys.modules
 
 
-def test_code_is_not_searched_in_the_folder_of_the_run(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_is_not_searched_in_the_folder_of_the_run(own, monkeypatch):
     monkeypatch.chdir(own)
     monkeypatch.syspath_prepend("")
     rows, named = own.parent / "rows.csv", ("--model", "own_small:small")
@@ -187,7 +187,7 @@ def test_code_is_not_searched_in_the_folder_of_the_run(own: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("inside", [".", "deeper"])
-def test_the_command_imports_nothing_from_the_run_folder_that_it_stands_in(run: Path, inside: str) -> None:
+def test_the_command_imports_nothing_from_the_run_folder_that_it_stands_in(run, inside):
     (run / inside).mkdir(exist_ok=True)
     (run / inside / "evil.py").write_text(EVIL)
     show = "import sys; from noisette import cli; cli.app = lambda: print('found' if ok() else 'not found')\n"
@@ -229,7 +229,7 @@ def forged(told: dict[str, Any], place: tuple[Any, ...], value: Any) -> dict[str
 SKIPPED = {"points", "test", "sealed", "search", "parts", "lipschitz"}
 
 
-def test_forged_facts_end_in_a_message(run: Path) -> None:
+def test_forged_facts_end_in_a_message(run):
     """The seal of whoever forges them fits, so that every value is reached."""
     told, draw = facts(run), random.Random(0)
     for place in places({key: value for key, value in told.items() if key not in SKIPPED}):
@@ -242,7 +242,7 @@ def test_forged_facts_end_in_a_message(run: Path) -> None:
                 assert noisette("ledger", "price", run).exit_code in (0, 2)
 
 
-def test_facts_that_would_need_more_memory_than_there_is_are_refused(run: Path) -> None:
+def test_facts_that_would_need_more_memory_than_there_is_are_refused(run):
     told = facts(run)
     large = {"classes": 10**9, "input_shape": [10**9] * 2, "words": 10**10, "word_vectors": [10**9, 50]}
     for name, value in (large | {"event": {"mechanism": []}}).items():

@@ -19,7 +19,7 @@ def read(tmp_path: Path, text: str) -> Recipe:
     return Recipe.read(path)
 
 
-def test_what_a_file_leaves_out_keeps_its_default(tmp_path: Path) -> None:
+def test_what_a_file_leaves_out_keeps_its_default(tmp_path):
     recipe = read(tmp_path, '[data]\nname = "mnist"\n[training]\nlr = 2\n')
     assert recipe.data.name == "mnist"
     assert recipe.training.lr == 2.0
@@ -27,7 +27,7 @@ def test_what_a_file_leaves_out_keeps_its_default(tmp_path: Path) -> None:
     assert recipe.privacy == PrivacySection()
 
 
-def test_all_misspelled_keys_are_listed_with_what_was_meant(tmp_path: Path) -> None:
+def test_all_misspelled_keys_are_listed_with_what_was_meant(tmp_path):
     with pytest.raises(ValueError, match="3 problems") as error:
         read(tmp_path, '[privacy]\nepsilom = 1.0\n[trainng]\nlr = 1.0\n[training]\nepochs = "many"\n')
     assert "did you mean 'epsilon'" in str(error.value)
@@ -39,12 +39,12 @@ DEEP = f"a = {'[' * 3000}{']' * 3000}"
 
 
 @pytest.mark.parametrize("text", ["not toml", DEEP, "data = 3", "[training]\nseed = true", "[data]\ntarget = 3"])
-def test_values_of_another_type_are_refused(tmp_path: Path, text: str) -> None:
+def test_values_of_another_type_are_refused(tmp_path, text):
     with pytest.raises(ValueError, match=r"is not a TOML file|is a table|of the expected type"):
         read(tmp_path, text)
 
 
-def test_numbers_outside_their_domain_are_listed_together() -> None:
+def test_numbers_outside_their_domain_are_listed_together():
     privacy = {"epsilon": 0.0, "delta": 1.0, "noise_multiplier": 0.0, "accountant": "clt"}
     training = {"epochs": -1.0, "momentum": 1.0, "lr_epochs": 0.0}
     with pytest.raises(ValueError) as error:
@@ -97,21 +97,21 @@ CONTRADICTIONS: list[tuple[dict[str, Any], list[str]]] = [
 
 
 @pytest.mark.parametrize(("tables", "said"), CONTRADICTIONS, ids=str)
-def test_what_contradicts_itself_is_told_with_the_way_out(tables: dict[str, Any], said: list[str]) -> None:
+def test_what_contradicts_itself_is_told_with_the_way_out(tables, said):
     with pytest.raises(ValueError) as error:
         Recipe.of(tables, "it")
     assert all(words in str(error.value) for words in said)
 
 
 @pytest.mark.parametrize("path", sorted(EXPERIMENTS.glob("*.toml")), ids=lambda path: path.stem)
-def test_committed_recipes_are_valid(path: Path) -> None:
+def test_committed_recipes_are_valid(path):
     name = Recipe.read(path).data.name
     assert name in data_sets.names()
     of_data = name.removesuffix("-words")
     assert path.stem.startswith(of_data) or path.stem.endswith("-noise")
 
 
-def test_every_default_names_a_model_that_exists_and_that_of_the_demonstration_is_its_recipe() -> None:
+def test_every_default_names_a_model_that_exists_and_that_of_the_demonstration_is_its_recipe():
     for data in (*data_sets.names(), "other"):
         assert default_recipe({"name": data}).model.name in models.names()
     assert Recipe.read(EXPERIMENTS / "digits.toml") == default_recipe({"name": "digits"})
@@ -136,7 +136,7 @@ categories = ["cook", "smith"]
 """
 
 
-def test_a_schema_is_the_data_of_a_recipe(tmp_path: Path) -> None:
+def test_a_schema_is_the_data_of_a_recipe(tmp_path):
     (tmp_path / "schema.toml").write_text(SCHEMA)
     found = read_schema(tmp_path / "schema.toml")
     assert (found["label"], found["target"], found["unit"], found["size"]) == ("pay", (0, 1200.5), "EUR", 700)
@@ -155,9 +155,7 @@ SUITED: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("data", "given", "model"), SUITED)
-def test_a_recipe_that_names_no_model_has_the_one_of_the_command_line(
-    data: str, given: dict[str, Any], model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_recipe_that_names_no_model_has_the_one_of_the_command_line(data, given, model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("photos").mkdir()
     for section, name in (("", model), ("[model]\nwhitened = 0\n", model), ('[model]\nname = "linear"\n', "linear")):
@@ -167,7 +165,7 @@ def test_a_recipe_that_names_no_model_has_the_one_of_the_command_line(
         assert default_recipe({"name": recipe.data.name, "text": recipe.data.text}).model.name == model
 
 
-def test_all_problems_of_a_schema_at_once(tmp_path: Path) -> None:
+def test_all_problems_of_a_schema_at_once(tmp_path):
     (tmp_path / "schema.toml").write_text('name = "x"\nlabl = "y"\nsize = "many"\n')
     with pytest.raises(ValueError, match="3 problems") as caught:
         read_schema(tmp_path / "schema.toml")
@@ -177,7 +175,7 @@ def test_all_problems_of_a_schema_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [1, 150, 1000, 5_000_000])
 @pytest.mark.parametrize("text", [{}, {"text": "review"}])
-def test_the_default_batch_and_delta_fit_the_declared_size(size: int, text: dict[str, str]) -> None:
+def test_the_default_batch_and_delta_fit_the_declared_size(size, text):
     recipe = default_recipe({"name": "own.csv", "size": size, **text})
     assert 1 <= recipe.training.batch_size <= size
     assert recipe.privacy.delta < 1 / size
@@ -185,7 +183,7 @@ def test_the_default_batch_and_delta_fit_the_declared_size(size: int, text: dict
         assert default_recipe({"name": "own.csv", "size": 10_000, "holdout": 0.9, **text}).training == recipe.training
 
 
-def test_a_model_and_an_optimizer_that_are_chosen_have_their_own_settings() -> None:
+def test_a_model_and_an_optimizer_that_are_chosen_have_their_own_settings():
     assert default_recipe({"name": "own.csv"}, model="linear").model.name == "linear"
     assert default_recipe({"name": "sst2"}, model="transformer").training.optimizer == "adam"
     adam = default_recipe({"name": "mnist"}, optimizer="adam").training

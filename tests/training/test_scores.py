@@ -23,7 +23,7 @@ def area(scores: list[float], members: list[bool]) -> float:
 
 
 @pytest.mark.parametrize("classes", [2, 4])
-def test_classes(classes: int) -> None:
+def test_classes(classes):
     random = np.random.default_rng(classes)
     targets = random.choice(classes, 60, p=[0.7, *[0.3 / (classes - 1)] * (classes - 1)])
     scores = random.normal(size=(60, classes)).astype(np.float32) + np.eye(classes, dtype=np.float32)[targets]
@@ -48,7 +48,7 @@ def test_classes(classes: int) -> None:
     assert found.mean_probabilities == pytest.approx([sum(row[k] for row in every) / 60 for k in range(classes)])
 
 
-def test_classes_that_do_not_occur_count_nowhere() -> None:
+def test_classes_that_do_not_occur_count_nowhere():
     scores = np.array([[3.0, 0.0, 1.0], [0.0, 2.0, 1.0], [0.0, 2.0, 1.0]])
     found = class_figures(scores, np.array([0, 1, 0]))
     assert found.macro_accuracy == 0.75
@@ -58,13 +58,13 @@ def test_classes_that_do_not_occur_count_nowhere() -> None:
     assert ("log loss", f"{alone.log_loss:.3f} (base rate: 0.000)") in alone.rows("abc")
 
 
-def test_scores_that_are_not_finite() -> None:
+def test_scores_that_are_not_finite():
     found = class_figures(np.array([[np.nan, 0.0], [0.0, 1.0]]), np.array([0, 1]))
     assert (found.auc, found.log_loss, found.mean_probabilities) == (None, None, ())
     assert found.problem == "Worse than the base rate in log loss"
 
 
-def test_numbers_in_their_unit() -> None:
+def test_numbers_in_their_unit():
     target = Target(10, 50, "kg")
     predictions, targets = np.array([[0.0], [-0.5], [7.0]]), np.array([0.5, -0.5, 0.0])
     found = number_figures(predictions, targets, target)
@@ -77,7 +77,7 @@ def test_numbers_in_their_unit() -> None:
     assert found.unit == "kg"
 
 
-def test_outputs_are_those_of_evaluation() -> None:
+def test_outputs_are_those_of_evaluation():
     model = nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 2)).train()
     inputs = torch.randn(7, 3)
     assert np.allclose(outputs(model, inputs, at_once=2), model[1](inputs).detach().numpy(), atol=1e-6)

@@ -4,7 +4,6 @@ import gzip
 import hashlib
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -45,7 +44,7 @@ def run(recipe: Recipe, data: DataSet) -> Outcome:
     return train(recipe, data, ledger_path=None, on_step=pass_by)
 
 
-def test_a_text_is_learned_through_its_word_vectors() -> None:
+def test_a_text_is_learned_through_its_word_vectors():
     data = texts()
     outcome = run(RECIPE, data)
     assert data.test is not None
@@ -61,7 +60,7 @@ def test_a_text_is_learned_through_its_word_vectors() -> None:
     assert not outcome.model.features.weight.requires_grad
 
 
-def test_a_run_on_texts_goes_on_and_knows_them_again(tmp_path: Path) -> None:
+def test_a_run_on_texts_goes_on_and_knows_them_again(tmp_path):
     saved = cut_short(RECIPE, texts(), tmp_path, step=7)
     with pytest.raises(ValueError, match="data"):
         resume(RECIPE, texts(seed=1), on_step=pass_by, checkpoint=saved)
@@ -70,7 +69,7 @@ def test_a_run_on_texts_goes_on_and_knows_them_again(tmp_path: Path) -> None:
     assert (outcome.points[-1].test_accuracy or 0) > 0.9
 
 
-def test_a_run_does_not_go_on_with_other_word_vectors_or_public_weights(tmp_path: Path) -> None:
+def test_a_run_does_not_go_on_with_other_word_vectors_or_public_weights(tmp_path):
     data = texts()
     assert data.vectors is not None
     saved = cut_short(RECIPE, data, tmp_path, step=7)
@@ -88,7 +87,7 @@ def test_a_run_does_not_go_on_with_other_word_vectors_or_public_weights(tmp_path
     assert resume(recipe, data, on_step=pass_by, checkpoint=other).run.steps_taken == 20
 
 
-def test_the_facts_name_the_weights_that_were_read_though_the_file_is_another_by_then(tmp_path: Path) -> None:
+def test_the_facts_name_the_weights_that_were_read_though_the_file_is_another_by_then(tmp_path):
     weights = tmp_path / "weights.safetensors"
     save_file({"1.weight": torch.zeros(2, 30), "1.bias": torch.zeros(2)}, weights)
     read = hashlib.sha256(weights.read_bytes()).hexdigest()
@@ -102,7 +101,7 @@ def test_the_facts_name_the_weights_that_were_read_though_the_file_is_another_by
 
 
 @pytest.fixture
-def articles(tmp_path: Path) -> Path:
+def articles(tmp_path):
     """A folder with articles as in the copy with a part of them: 40 to train on, 10 to test with."""
     (tmp_path / "ag_news").mkdir()
     for name, count in (("train_subset.csv.gz", 40), ("test.csv.gz", 10)):
@@ -112,7 +111,7 @@ def articles(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_from_articles_to_a_model_that_reads_new_texts_as_those_trained_on(articles: Path) -> None:
+def test_from_articles_to_a_model_that_reads_new_texts_as_those_trained_on(articles):
     out, rows = articles / "run", articles / "rows.csv"
     options = ["--data", "ag-news-words", "--model", "word-counts", "--epochs", 1, "--batch-size", 6000]
     shown = noisette("train", *options, "--data-dir", articles, "--out", out)

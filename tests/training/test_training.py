@@ -30,11 +30,11 @@ def run(recipe: Recipe, data: DataSet | None = None) -> Outcome:
 
 
 @pytest.fixture(scope="module")
-def learned() -> Outcome:
+def learned():
     return run(quick("pld"))
 
 
-def test_learns_within_its_budget(learned: Outcome) -> None:
+def test_learns_within_its_budget(learned):
     outcome, last = learned, learned.points[-1]
     assert (last.test_accuracy or 0) > 0.8
     event = PoissonGaussian(200 / 1437, outcome.run.noise_multiplier)
@@ -46,7 +46,7 @@ def test_learns_within_its_budget(learned: Outcome) -> None:
     assert [p.epsilon for p in outcome.points] == sorted(p.epsilon for p in outcome.points)
 
 
-def test_the_published_model_is_the_one_that_was_tested(learned: Outcome) -> None:
+def test_the_published_model_is_the_one_that_was_tested(learned):
     test = load("digits").test
     assert test is not None
     right = learned.model(torch.as_tensor(test.inputs)).argmax(1).numpy() == test.targets
@@ -54,7 +54,7 @@ def test_the_published_model_is_the_one_that_was_tested(learned: Outcome) -> Non
     assert not learned.model.training
 
 
-def test_records_leave_the_memory_with_the_last_reference_to_their_run() -> None:
+def test_records_leave_the_memory_with_the_last_reference_to_their_run():
     data = load("digits")
     outcome = run(quick(epochs=0.5), data)
     inputs = weakref.ref(data.train.inputs), weakref.ref(outcome.run._records.columns[0])
@@ -74,7 +74,7 @@ def study(noise_multiplier: float, *, epochs: float = 3.0, **privacy: object) ->
     return Recipe.of(tables | {"projection": {"components": 12, "noise_multiplier": 20.0}}, "a test")
 
 
-def test_the_projection_is_part_of_the_price_and_of_the_model() -> None:
+def test_the_projection_is_part_of_the_price_and_of_the_model():
     outcome = run(study(2.0))
     ledger = outcome.run.ledger.events
     (projection,) = [event for event in ledger if isinstance(event, Gaussian)]
@@ -90,7 +90,7 @@ def test_the_projection_is_part_of_the_price_and_of_the_model() -> None:
     assert torch.equal(again(images), outcome.model(images))
 
 
-def test_given_noise_ends_the_run_with_the_budget() -> None:
+def test_given_noise_ends_the_run_with_the_budget():
     outcome = run(study(1.0, epochs=1e4))
     step = outcome.run.event
     affordable = {**outcome.run.ledger.events, step: outcome.run.steps}
@@ -99,12 +99,12 @@ def test_given_noise_ends_the_run_with_the_budget() -> None:
     assert one_more.epsilon(delta=0.99e-4) > 8.0
 
 
-def test_a_budget_that_pays_for_no_step_is_refused() -> None:
+def test_a_budget_that_pays_for_no_step_is_refused():
     with pytest.raises(PrivacyError, match="beyond the budget of 8"):
         run(study(0.3))
 
 
-def test_layers_have_the_noise_and_the_bound_of_the_recipe_each() -> None:
+def test_layers_have_the_noise_and_the_bound_of_the_recipe_each():
     of = study(2.0, clipping="per-layer", max_grad_norm=0.7, accountant="moments")
     outcome = run(replace(of, projection=ProjectionSection()))
     assert outcome.epsilon >= MomentsAccountant().compose(outcome.run.ledger.events).epsilon(delta=1e-4)
@@ -120,7 +120,7 @@ def plain(recipe: Recipe, data: DataSet | None = None) -> Outcome:
     return train_without_privacy(recipe, data or load("digits"), on_step=lambda run, point: None)
 
 
-def test_a_run_without_privacy_takes_the_mean_gradient_of_each_batch_as_it_is() -> None:
+def test_a_run_without_privacy_takes_the_mean_gradient_of_each_batch_as_it_is():
     """A batch of all records, against steps of gradient descent by hand."""
     data = load("digits")
     recipe = quick(epochs=3, batch_size=1437, lr=0.5, averaging=0.0, cosine=False)
@@ -137,7 +137,7 @@ def test_a_run_without_privacy_takes_the_mean_gradient_of_each_batch_as_it_is() 
         torch.testing.assert_close(p, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_run_without_privacy_is_no_worse_than_a_private_one_and_refuses_other_batches() -> None:
+def test_a_run_without_privacy_is_no_worse_than_a_private_one_and_refuses_other_batches():
     assert (plain(quick(lr=None)).points[-1].test_accuracy or 0) > 0.9
     with pytest.raises(ValueError, match="leave out batches"):
         plain(quick(batches="balls-in-bins"))

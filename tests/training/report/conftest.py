@@ -15,7 +15,7 @@ def point(step: int, accuracy: float | None) -> Point:
 
 
 @pytest.fixture(scope="session")
-def facts() -> Facts:
+def facts():
     points = tuple(point(step, accuracy) for step, accuracy in ((60, 0.81), (120, 0.9), (180, 0.925), (240, 0.931)))
     recipe = Recipe(
         DataSection("flowers"),

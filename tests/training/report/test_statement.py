@@ -217,13 +217,13 @@ def parts(quoted: str) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_the_statement_says(kind: str, facts: Facts) -> None:
+def test_what_the_statement_says(kind, facts):
     make, said, unsaid = KINDS[kind]
     text = words(make(facts))
     assert [sentence for sentence in parts(said) if sentence not in text] == []
     assert [sentence for sentence in parts(unsaid) if sentence in text] == []
 
 
-def test_the_text_fits_a_terminal(facts: Facts) -> None:
+def test_the_text_fits_a_terminal(facts):
     lines = as_text(statement(facts), title="Privacy statement").splitlines()
     assert max(map(len, lines)) <= 88
