@@ -129,7 +129,6 @@ def of_users(
         shifts = np.arange(event.records + 1)
         weights, means = stats.binom.logpmf(shifts, event.records, event.sampling_rate), shifts / noise
         total += logsumexp(weights + means * moved[:, None] - means**2 / 2, axis=1)
-    assert event is not None
     return certified(total, delta), guaranteed, event
 
 

@@ -14,8 +14,6 @@ from benchmarks.steps.memory import kibibytes, memory_limit
 from benchmarks.steps.methods import METHODS
 from benchmarks.steps.step_time import step_times
 
-Add = Callable[[str, Callable[[], object]], None]
-Wait = Callable[[float], None]
 CELL = Cell("mlp", batch=2)
 SETTINGS = Settings(rounds=3, threads=1, device="cpu")
 

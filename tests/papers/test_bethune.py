@@ -52,7 +52,6 @@ def test_sizes_are_those_of_the_paper_and_transforms_do_not_depend_on_the_data()
 def test_four_fifths_are_for_training_and_the_split_is_always_the_same(small):
     folder = small(X=X, y=Y)
     found, again = (load("adbench-yeast", folder) for _ in range(2))
-    assert found.test is not None
     assert (found.classes, found.declared_size) == (2, 8)
     assert (len(found.train.inputs), len(found.test.inputs)) == (8, 2)
     both = np.concatenate([found.train.inputs, found.test.inputs])
@@ -84,7 +83,6 @@ def finished(setting: Setting, reached: float = 0.9, seed: int = 0, certified: t
 
 def setting(row: str, epsilon: float) -> Setting:
     [found] = [row_.whole(epsilon) for row_ in figure_pareto.GRID.rows if row_.name == row]
-    assert found is not None
     return found
 
 
@@ -138,15 +136,13 @@ def test_a_network_of_grey_images_is_trained_and_tested(network, size, tmp_path)
 
 def test_certified_accuracy_is_measured_at_the_radii(tmp_path):
     at = figure_robustness.GRID.rows[0].whole(1)
-    assert at is not None
     line = made(at[0], [drawn("mnist", (1, 28, 28), 0)], tmp_path)
     assert len(line["certified"]) == len(at[0].radii)
     assert line["certified"] == sorted(line["certified"], reverse=True)
     assert line["certified"][0] <= line["reached"] + 1e-9
 
 
-@pytest.mark.parametrize("method", table_tabular.METHODS)
-@pytest.mark.parametrize("name", ["yeast", "donors"])
+@pytest.mark.parametrize(("name", "method"), zip(["yeast", "donors"], table_tabular.METHODS, strict=False))
 def test_a_table_of_any_size_is_trained_by_both_methods(name, method, tmp_path):
     [setting] = [row.whole(method) for row in table_tabular.GRID.rows if row.name == name]
     assert setting

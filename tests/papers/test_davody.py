@@ -200,7 +200,6 @@ def test_mean_and_standard_error_are_those_of_the_seeds():
     setting = table_2.setting("lenet-5", 0.0)
     runs = [finished(setting, seed, accuracy) for seed, accuracy in enumerate((0.90, 0.92, 0.97))]
     mean = mean_of([*runs, finished(table_2.setting("lenet-5", 1.0))], setting)
-    assert mean is not None
     assert mean.mean == pytest.approx(93.0)
     assert mean.error == pytest.approx(math.sqrt((9 + 1 + 16) / 2) / math.sqrt(3))
     assert str(mean) == "93.00 ± 2.08 (3 seeds)"

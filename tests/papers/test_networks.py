@@ -162,21 +162,18 @@ def test_damaged_vectors_are_refused(tmp_path):
     assert "download it again" in message
 
 
-@pytest.mark.parametrize(
-    "arrays",
-    [
+def test_arrays_that_are_not_words_and_vectors_are_refused(tmp_path):
+    path = tmp_path / MOST_FREQUENT
+    for arrays in (
         {"words": np.array(["the"])},
         {"words": np.array(["the", "of"]), "vectors": np.ones((3, 2), np.float32)},
         {"words": np.array(["the"]), "vectors": np.ones((1, 2), np.int64)},
         {"words": np.array(["the"]), "vectors": np.full((1, 2), np.nan, np.float32)},
         {"words": np.array([], dtype="U3"), "vectors": np.ones((0, 2), np.float32)},
-    ],
-)
-def test_arrays_that_are_not_words_and_vectors_are_refused(tmp_path, arrays):
-    path = tmp_path / MOST_FREQUENT
-    np.savez(path, **arrays)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(DataError, match="download it again"):
-        read_vectors_npz(path)
+    ):
+        np.savez(path, **arrays)
+        with pytest.raises(DataError, match="download it again"):
+            read_vectors_npz(path)
     path.write_bytes(b"PK\x03\x04 cut")
     with pytest.raises(DataError, match="is damaged"):
         read_vectors_npz(path)

@@ -68,7 +68,6 @@ def test_a_run_releases_clipped_sums_with_the_noise_of_dense_matrices(clipping):
                 run.accumulate(square, x)
             run.optimizer.step()
             for name, p in run.bound.parameters.items():
-                assert p.grad is not None
                 expected = (sums[name].numpy().reshape(-1) + std * truth[step][name]) / 20
                 np.testing.assert_allclose(p.grad.numpy().reshape(-1), expected, atol=2e-5)
 
@@ -165,6 +164,5 @@ def test_crashes_never_hide_a_round(tmp_path):
         run.end()
         run.ledger.close()
     paid = Ledger.read(tmp_path / "ledger.jsonl").events
-    assert event is not None
     assert rounds * BANDS <= paid[event] <= 64
     assert PldAccountant().compose(paid).epsilon(delta=1e-3) <= 2.0

@@ -36,7 +36,6 @@ class Derived(torch.optim.SGD):
         super().step()
 
 
-Optimizers = Callable[..., torch.optim.Optimizer]
 sgd, adam = partial(torch.optim.SGD, lr=0.5, momentum=0.9), partial(torch.optim.Adam, lr=0.1)
 
 

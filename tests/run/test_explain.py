@@ -18,18 +18,12 @@ def net() -> nn.Sequential:
 
 def test_each_use_has_its_rule_and_the_cost_is_measured():
     found = explain(net(), loss, X, Y)
-    assert [(u.parameter, u.rule, u.per_example_numbers) for u in found.uses] == [
-        ("0.weight", "linear_weight", 20),
-        ("0.bias", "linear_bias", 5),
-        ("2.weight", "linear_weight", 15),
-        ("2.bias", "linear_bias", 3),
-    ]
+    of_first = ("0.weight", "linear_weight", 20), ("0.bias", "linear_bias", 5)
+    of_last = ("2.weight", "linear_weight", 15), ("2.bias", "linear_bias", 3)
+    assert [(u.parameter, u.rule, u.per_example_numbers) for u in found.uses] == [*of_first, *of_last]
     assert (found.refused, found.one_by_one, found.unreached) == ((), "", ())
-    assert found.cost is not None
     assert found.cost.examples == 6
-    assert found.cost.private_seconds > 0
-    assert found.cost.plain_seconds is not None
-    assert found.cost.plain_seconds > 0
+    assert min(found.cost.private_seconds, found.cost.plain_seconds) > 0
 
 
 def test_weights_buffers_and_random_states_stay_as_they_are():
@@ -81,5 +75,4 @@ def test_a_lipschitz_bound_has_its_layers():
     found = explain(bound, lambda model, x, y: tau(model(x), y), X, Y)
     assert [line.name for line in found.bounds] == ["0", "1"]
     assert found.bounds[1].sensitivities["1.weight"] == pytest.approx(2 * 2**0.5)
-    assert found.cost is not None
     assert found.cost.private_seconds > 0

@@ -137,41 +137,32 @@ def test_all_kinds_of_rows_give_the_same_sum_and_projection(kind):
     np.testing.assert_allclose(np.asarray(projected), rows @ pca.components_.T, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
+def test_data_that_is_no_table_of_numbers_is_refused_without_privacy_cost():
+    for rows, message in (
         (np.zeros((5, 2, 2)), "got 3 axes; flatten"),
         (np.array([["a", "b"]]), "got text"),
         (sparse.csr_matrix(np.zeros((5, 2), complex)), "got complex numbers"),
         (torch.zeros(5, 2).to_sparse(), "got torch.sparse_coo; give sparse rows as a scipy"),
-    ],
-    ids=str,
-)
-def test_data_that_is_no_table_of_numbers_is_refused_without_privacy_cost(rows, message):
-    pca = PrivatePCA(1, noise_multiplier=4.0)
-    with pytest.raises(ValueError, match=message) as refusal:
-        pca.fit(rows)
-    assert "5" not in str(refusal.value)  # the number of records
-    assert not pca.ledger.events
+    ):
+        pca = PrivatePCA(1, noise_multiplier=4.0)
+        with pytest.raises(ValueError, match=message) as refusal:
+            pca.fit(rows)
+        assert "5" not in str(refusal.value)  # the number of records
+        assert not pca.ledger.events
 
 
-@pytest.mark.parametrize(
-    ("settings", "messages"),
-    [
-        ({}, ["exactly one of noise_multiplier and epsilon"]),
-        ({"noise_multiplier": 4.0, "epsilon": 1.0, "delta": 1e-5}, ["exactly one"]),
-        ({"epsilon": 0.0, "delta": 1.0}, ["epsilon > 0", "delta < 1"]),
-        ({"n_components": 8, "noise_multiplier": -1}, ["n_components <= 7", "noise_multiplier > 0"]),
-        ({"n_components": 2.5, "noise_multiplier": 4.0}, ["whole number"]),
-    ],
-    ids=str,
-)
-def test_invalid_arguments_are_listed_together_without_privacy_cost(settings, messages):
-    pca = PrivatePCA(**({"n_components": 2} | settings))
-    with pytest.raises(ValueError) as refusal:
-        pca.fit(many_rows())
-    assert all(message in str(refusal.value) for message in messages)
-    assert not pca.ledger.events
+def test_invalid_arguments_are_listed_together_without_privacy_cost():
+    for settings, message in (
+        ({}, "exactly one of noise_multiplier and epsilon"),
+        ({"noise_multiplier": 4.0, "epsilon": 1.0, "delta": 1e-5}, "exactly one"),
+        ({"epsilon": 0.0, "delta": 1.0}, r"epsilon > 0(.|\n)*delta < 1"),
+        ({"n_components": 8, "noise_multiplier": -1}, r"n_components <= 7(.|\n)*noise_multiplier > 0"),
+        ({"n_components": 2.5, "noise_multiplier": 4.0}, "whole number"),
+    ):
+        pca = PrivatePCA(**({"n_components": 2} | settings))
+        with pytest.raises(ValueError, match=message):
+            pca.fit(many_rows())
+        assert not pca.ledger.events
 
 
 def test_each_fit_has_a_privacy_cost_also_of_a_clone():

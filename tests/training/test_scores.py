@@ -1,6 +1,7 @@
 """Figures on test examples, against loops over single examples."""
 
 import math
+from itertools import product
 
 import numpy as np
 import pytest
@@ -13,12 +14,8 @@ from noisette.training.evaluation import class_figures, number_figures, outputs
 
 def area(scores: list[float], members: list[bool]) -> float:
     """The share of pairs of a member and another in which the member has the higher score; ties count half."""
-    pairs = [
-        1.0 if a > b else 0.5 if a == b else 0.0
-        for a, is_a in zip(scores, members, strict=True)
-        for b, is_b in zip(scores, members, strict=True)
-        if is_a and not is_b
-    ]
+    inside, outside = ([s for s, member in zip(scores, members, strict=True) if member is k] for k in (True, False))
+    pairs = [(a > b) + (a == b) / 2 for a, b in product(inside, outside)]
     return sum(pairs) / len(pairs)
 
 

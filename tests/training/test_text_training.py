@@ -21,12 +21,9 @@ from noisette.training.recipe import DataSection, ModelSection, PrivacySection, 
 from noisette.training.report.facts import facts_of
 from noisette.training.saved_model import SavedModel
 
-RECIPE = Recipe(
-    DataSection("ag-news"),
-    ModelSection("linear"),
-    PrivacySection(epsilon=8.0, accountant="rdp"),
-    TrainingSection(epochs=4, batch_size=100, lr=4.0),
-)
+TRAINING = TrainingSection(epochs=4, batch_size=100, lr=4.0)
+PRIVACY = PrivacySection(epsilon=8.0, accountant="rdp")
+RECIPE = Recipe(DataSection("ag-news"), ModelSection("linear"), PRIVACY, TRAINING)
 
 
 def texts(count: int = 500, seed: int = 0) -> DataSet:
@@ -34,10 +31,8 @@ def texts(count: int = 500, seed: int = 0) -> DataSet:
     random = np.random.default_rng(seed)
     vectors = np.random.default_rng(1).normal(size=(40, 6)).astype(np.float32)
     vectors[:, 0] = np.repeat([-2, 2], 20)
-    train, test = (
-        Split(words, (words[:, 0] >= 20).astype(np.int64)) for words in random.integers(0, 40, (2, count, 5))
-    )
-    return DataSet("toy texts", train=train, test=test, classes=2, declared_size=500, note="", vectors=vectors)
+    splits = [Split(words, (words[:, 0] >= 20).astype(np.int64)) for words in random.integers(0, 40, (2, count, 5))]
+    return DataSet("toy texts", *splits, classes=2, declared_size=500, note="", vectors=vectors)
 
 
 def run(recipe: Recipe, data: DataSet) -> Outcome:
@@ -47,8 +42,6 @@ def run(recipe: Recipe, data: DataSet) -> Outcome:
 def test_a_text_is_learned_through_its_word_vectors():
     data = texts()
     outcome = run(RECIPE, data)
-    assert data.test is not None
-    assert data.vectors is not None
     accuracy = (outcome.model(torch.as_tensor(data.test.inputs)).argmax(1).numpy() == data.test.targets).mean()
     assert accuracy == outcome.points[-1].test_accuracy
     assert accuracy > 0.9
@@ -71,7 +64,6 @@ def test_a_run_on_texts_goes_on_and_knows_them_again(tmp_path):
 
 def test_a_run_does_not_go_on_with_other_word_vectors_or_public_weights(tmp_path):
     data = texts()
-    assert data.vectors is not None
     saved = cut_short(RECIPE, data, tmp_path, step=7)
     with pytest.raises(ValueError, match="word vectors are not those"):
         resume(RECIPE, replace(data, vectors=data.vectors + 1), on_step=pass_by, checkpoint=saved)
@@ -120,7 +112,6 @@ def test_from_articles_to_a_model_that_reads_new_texts_as_those_trained_on(artic
     assert (facts["words"], facts["input_shape"], facts["declared_size"]) == (4096, [64], 18_349)
     assert "not comparable with published results" in (out / "report.html").read_text()
     test = load("ag-news-words", data_dir=articles).test
-    assert test is not None
     right = SavedModel.of_run(out).model(torch.as_tensor(test.inputs)).argmax(1).numpy() == test.targets
     assert right.mean() == pytest.approx(facts["test_accuracy"])
 

@@ -3,9 +3,6 @@ from dataclasses import replace
 
 import pytest
 
-from noisette.accounting import PldAccountant
-from noisette.accounting.budget import NOISE_TAIL
-from noisette.accounting.events import event_of
 from noisette.training.report.facts import NumberFigures
 from noisette.training.report.page import documents_of_curve as documents
 
@@ -14,15 +11,6 @@ from noisette.training.report.page import documents_of_curve as documents
 def plain(facts):
     """The same run without privacy."""
     return replace(facts, event={}, released=(), epsilon=float("inf"))
-
-
-def test_all_runs_together_cost_what_the_accountant_gives_for_their_releases(facts):
-    told = json.loads(documents([facts, facts, facts], None)["curve.json"])
-    costs = told["epsilon_of_all"]
-    delta = facts.recipe.privacy.delta - NOISE_TAIL
-    assert costs == PldAccountant().compose({event_of(facts.event): 3 * 240}).epsilon(delta=delta)
-    assert facts.epsilon < costs < 3 * facts.epsilon
-    assert "The 3 private runs together cost epsilon" in told["words"][0]
 
 
 def test_everything_is_called_not_private_where_a_baseline_is_in_it(facts, plain):

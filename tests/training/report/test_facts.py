@@ -37,12 +37,9 @@ def test_the_recipe_can_be_read_back(facts):
 
 
 def test_the_folders_of_the_user_are_not_published(facts):
-    own = with_recipe(
-        facts,
-        data={"name": "/home/me/mine.csv", "test": "/home/me/test.csv"},
-        model={"weights": "/home/me/w.safetensors", "standardised": True},
-        public={"data": "/home/you/mine.csv"},
-    )
+    data = {"name": "/home/me/mine.csv", "test": "/home/me/test.csv"}
+    model = {"weights": "/home/me/w.safetensors", "standardised": True}
+    own = with_recipe(facts, data=data, model=model, public={"data": "/home/you/mine.csv"})
     text = own.as_json()
     assert "/home" not in text
     recipe = json.loads(text)["recipe"]
