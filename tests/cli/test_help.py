@@ -56,14 +56,12 @@ WITHOUT_A_MODEL = [
 ]
 WRONG = {
     "train --data nonsense": "there is no data set and no file 'nonsense'",
-    "train --model nonsense": "no model 'nonsense'",
     "train --out /dev/null": "is not a run",
     "train --resume nowhere": "there is no unfinished run",
     "curve --data digits --epsilon 1,-3": "expected --epsilon as numbers",
     "curve --data digits --epochs none": "Invalid value for '--epochs'",
     "curve --data digits --without-privacy": "leave out --resume, --without-privacy and --sign",
     "curve --data digits --batches balls-in-bins": "without privacy batches are Poisson",
-    "curve --data nonsense": "there is no data set and no file 'nonsense'",
     "search recipe.toml --over lr=log(0,1) --score-on public-set": "lr: expected two numbers above 0",
     "doctor mlp --data nonsense": "expected --data as one of digits",
     "doctor nonsense:model": "there is no nonsense:model",

@@ -63,12 +63,8 @@ def test_the_page_agrees_with_the_lists():
 
 
 def test_lists_name_tests_that_exist():
-    tests = {
-        test
-        for name in ("faults.json", "run-faults.json", "attacks.json")
-        for row in read(name)
-        for test in row["tests"]
-    }
+    rows = [row for name in ("faults.json", "run-faults.json", "attacks.json") for row in read(name)]
+    tests = {test for row in rows for test in row["tests"]}
     assert len(tests) > 100
     assert sorted(test for test in tests if not (ROOT / test.partition("::")[0]).is_file()) == []
 

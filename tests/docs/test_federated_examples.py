@@ -15,8 +15,6 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 def example(name: str) -> Any:
     spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    assert spec
-    assert spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

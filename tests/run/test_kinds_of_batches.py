@@ -56,6 +56,7 @@ def test_the_ledger_records_how_batches_are_drawn(kind, size):
         assert all(np.bincount(IDS[batch]).max(initial=0) <= 1 for batch in batches)
 
 
+OF_FEW = {"users": Users(IDS, 2, public_users=5)}
 REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "more records than declared": ({"sampling": TruncatedPoisson(13, 59)}, PrivacyError, "60 records"),
     "no number of records": ({"sampling": TruncatedPoisson(13)}, ValueError, "declare public_size"),
@@ -63,11 +64,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "a name": ({"sampling": "poisson"}, TypeError, "got 'poisson'"),
     "ids alone": ({"users": IDS}, TypeError, r"expected users to be Users\(ids, most_records\), got a ndarray"),
     "other records": ({"users": Users(IDS[1:], 2)}, ValueError, "59 ids for 60 records"),
-    "too few users": (
-        {"users": Users(IDS, 2, public_users=5), "sampling_rate": None, "public_size": 60},
-        ValueError,
-        "12 records",
-    ),
+    "too few users": (OF_FEW | {"sampling_rate": None, "public_size": 60}, ValueError, "12 records"),
 }
 
 

@@ -105,8 +105,6 @@ def test_all_problems_are_said_at_once():
     ("text", "reason"),
     [
         ("batch_size=int(1,9)", "changes what a run costs"),
-        ("privacy.noise_multiplier=log(1,9)", "changes what a run costs"),
-        ("components=int(1,9)", "changes what a run costs"),
         ("batches=choice(poisson,truncated)", "changes what a run costs"),
         ("compile=choice(yes,no)", "changes the time and not the model"),
         ("holdout=uniform(0.1,0.2)", "which data are loaded"),
