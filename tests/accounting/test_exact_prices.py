@@ -27,7 +27,7 @@ def plan_of(row: dict[str, Any]) -> Plan:
 
 def test_no_price_is_below_the_known_truth():
     excesses = []
-    for row in ROWS[::16]:
+    for row in ROWS[::32]:
         plan = plan_of(row)
         price = PldAccountant().compose(plan.events).epsilon(delta=plan.delta)
         assert not is_low(row | {"price": price}), plan
@@ -50,7 +50,7 @@ def test_prices_of_a_hundred_plans_are_not_below_the_truth():
     assert not [row for row in found if is_low(row)]
 
 
-@pytest.mark.parametrize("epsilon", [0.01, 0.3, 2.0])
+@pytest.mark.parametrize("epsilon", [0.01, 2.0])
 def test_the_grids_agree_with_the_closed_form_of_one_release(epsilon):
     """Also where only rare losses are as large, and rounding hides their probability behind that of all others."""
     for event in (PoissonGaussian(1.5e-5, 0.7), PoissonGaussian(0.2, 1.1), FixedSizeGaussian(3, 1000, 1.5)):
@@ -107,12 +107,14 @@ def test_the_oracle_agrees_with_the_closed_moment_of_laplace_noise():
     assert LaplaceLoss(e).log_moment(p)[0] == pytest.approx(np.log(exact)[0], rel=1e-12)
 
 
-def test_the_contour_agrees_with_the_closed_form_of_one_release():
-    group = GroupPrivacy(PoissonGaussian(0.2, 2.0), 4)
-    for event in (PoissonGaussian(0.3, 0.8), group, TruncatedPoissonGaussian(0.2, 1.0, 22, 100)):
-        along_contour, closed = Truth({event: 1}, added=False), Truth({event: 1}, added=False)
-        along_contour.single = None
-        assert along_contour.delta(0.8) == pytest.approx(closed.delta(0.8), rel=2e-6)
+LONG = pytest.param(TruncatedPoissonGaussian(0.2, 1.0, 22, 100), marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("event", [PoissonGaussian(0.3, 0.8), GroupPrivacy(PoissonGaussian(0.2, 2.0), 4), LONG])
+def test_the_contour_agrees_with_the_closed_form_of_one_release(event):
+    along_contour, closed = Truth({event: 1}, added=False), Truth({event: 1}, added=False)
+    along_contour.single = None
+    assert along_contour.delta(0.8) == pytest.approx(closed.delta(0.8), rel=2e-6)
 
 
 def test_the_moment_of_a_replaced_record_follows_from_its_delta():

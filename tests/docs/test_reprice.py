@@ -92,19 +92,16 @@ def test_an_altered_line_and_a_missing_line_are_refused(tmp_path, epsilon_of):
             epsilon_of(path, 1e-5)
 
 
-CANNOT_BE = [
-    ({"kind": "reserve", "steps": -2}, "fewer than no steps"),
-    ({"kind": "release", "steps": 9}, "given back than were reserved"),
-    ({"mechanism": "Cauchy"}, "this script does not know the mechanism 'Cauchy'"),
-]
-
-
-@pytest.mark.parametrize(("changed", "said"), CANNOT_BE)
-def test_lines_that_cannot_be_are_refused_though_their_digests_fit(tmp_path, epsilon_of, changed, said):
-    path = spend(tmp_path / "ledger.jsonl", (RUN, 3, 3, True))
-    redigested(path, lambda lines: [*lines, lines[0] | changed])
-    with pytest.raises(SystemExit, match=said):
-        epsilon_of(path, 1e-5)
+def test_lines_that_cannot_be_are_refused_though_their_digests_fit(tmp_path, epsilon_of):
+    for changed, said in (
+        ({"kind": "reserve", "steps": -2}, "fewer than no steps"),
+        ({"kind": "release", "steps": 9}, "given back than were reserved"),
+        ({"mechanism": "Cauchy"}, "this script does not know the mechanism 'Cauchy'"),
+    ):
+        path = spend(tmp_path / f"{said[:5]}.jsonl", (RUN, 3, 3, True))
+        redigested(path, lambda lines, changed=changed: [*lines, lines[0] | changed])
+        with pytest.raises(SystemExit, match=said):
+            epsilon_of(path, 1e-5)
     result = subprocess.run([sys.executable, str(SCRIPT), str(path), "1e-5"], capture_output=True)
     assert (result.returncode, result.stdout) == (1, b"")
 
