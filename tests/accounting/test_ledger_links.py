@@ -14,7 +14,6 @@ EVENT = PoissonGaussian(0.01, 1.1)
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch):
-    """Ends of eight lines are long."""
     monkeypatch.setattr("noisette.accounting.ledger_file.MOST_LINES", 8)
 
 

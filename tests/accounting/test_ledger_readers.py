@@ -17,7 +17,6 @@ EVENT, OTHER = PoissonGaussian(0.01, 1.1), Gaussian(7.0)
 
 
 def writer(path: Path) -> int:
-    """A descriptor that holds the lock of a writer."""
     descriptor = os.open(path, os.O_RDWR)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     return descriptor

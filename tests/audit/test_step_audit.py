@@ -150,7 +150,6 @@ def test_planted_faults_are_caught(name, monkeypatch):
 
 
 def ideal(random: np.random.Generator, *, steps: int = 8, canaries: int = 128, sigma: float = 1.0) -> Scores:
-    """Scores of the Gaussian mechanism, by definition."""
     inside = random.random((steps, canaries)) < 0.5
     return Scores(random.normal(size=(steps, canaries)) + inside / sigma, inside, sigma, 1 / sigma)
 
@@ -180,7 +179,6 @@ def test_z_score_of_the_spread_follows_the_distribution_of_a_variance(n, tail):
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 30), (3, 1), (2, 22)])
 def test_the_smallest_audits_have_a_verdict(shape):
-    """One score, one step, one canary, all in or all out."""
     for inside in (True, False):
         scores = Scores(np.zeros(shape), np.full(shape, inside), noise_multiplier=1.0, shift=1.0)
         audit = StepAudit(scores)

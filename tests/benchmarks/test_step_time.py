@@ -23,7 +23,6 @@ def ignore(part: float) -> None: ...
 
 @pytest.fixture
 def method(monkeypatch):
-    """Adds a method of this name with this step."""
 
     def add(name: str, step: Callable[[], object]) -> None:
         monkeypatch.setitem(METHODS, name, lambda model, data: step)

@@ -29,7 +29,6 @@ batch_size = 200
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A finished run of two epochs."""
     place = tmp_path_factory.mktemp("runs") / "digits"
     (place.parent / "quick.toml").write_text(RECIPE)
     done = train(place.parent / "quick.toml", "--out", place)
@@ -104,7 +103,6 @@ def test_a_leak_is_found_and_reported(run, tmp_path, monkeypatch):
 
 
 def changed(run: Path, place: Path, **facts: object) -> Path:
-    """A copy of the run with other facts."""
     place.mkdir()
     for file in run.iterdir():
         (place / file.name).write_bytes(file.read_bytes())

@@ -12,7 +12,6 @@ from noisette.cli import app
 
 
 def commands(group, before=""):
-    """Every command by its full name."""
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
             yield from commands(command, f"{before}{name} ")

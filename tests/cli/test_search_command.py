@@ -48,7 +48,6 @@ def search(*options):
 
 @pytest.fixture(autouse=True)
 def own(_here):
-    """A recipe and its data in the current folder."""
     write_own()
 
 
@@ -83,7 +82,6 @@ class Finished:
 
 
 def finished(folder, *options):
-    """A search of four runs in this folder."""
     drawn = []
     whole = SearchSpace.draw
 

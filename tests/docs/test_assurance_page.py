@@ -20,7 +20,6 @@ LISTS = ROOT / "docs" / "assurance"
 
 
 def read(name: str) -> Any:
-    """The content of a JSON file beside the page."""
     return json.loads((LISTS / name).read_text(encoding="utf-8"))
 
 

@@ -25,7 +25,6 @@ def run_here(script: Path, *arguments: str) -> None:
 
 
 def on_two_ranks(script: Path, *arguments: str, folder: Path) -> str:
-    """What two processes of torchrun print."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "NOISETTE_COMPILE": "0"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     command = [*TORCHRUN, str(script), *arguments]

@@ -72,7 +72,6 @@ def test_the_job_for_slurm_goes_on_after_the_death_of_a_rank(tmp_path):
 
 @pytest.fixture
 def kubernetes():
-    """The objects of the file, by kind."""
     yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
     objects = list(yaml.safe_load_all((JOBS / "kubernetes.yaml").read_text(encoding="utf-8")))
     assert [one["kind"] for one in objects] == ["Service", "NetworkPolicy", "Job"]

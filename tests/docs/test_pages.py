@@ -38,7 +38,6 @@ def blocks(page: str, language: str = "python") -> list[str]:
 
 
 def names_of(*code: str) -> dict[str, Any]:
-    """What these blocks define together."""
     found: dict[str, Any] = {"__name__": "a_users_module"}
     for block in code:
         exec(block, found)

@@ -16,7 +16,6 @@ STUB = ast.parse(Path(noisette.__file__).with_suffix(".pyi").read_text())
 
 
 def typed_names() -> dict[str, str]:
-    """Return the name and the module of each import in the stub."""
     imports = [node for node in STUB.body if isinstance(node, ast.ImportFrom) and node.module != "noisette"]
     assert all(alias.asname == alias.name for node in imports for alias in node.names)
     return {alias.name: node.module or "" for node in imports for alias in node.names}

@@ -51,7 +51,6 @@ def test_links_lead_to_files_and_headings():
 
 
 def headings(page: Path) -> set[str]:
-    """The anchors of a page's headings."""
     titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
@@ -75,5 +74,4 @@ def test_numbers_of_the_readme_stand_in_the_committed_results():
 
 
 def read(path: str) -> dict:
-    """The content of a JSON file of the repository."""
     return json.loads((ROOT / path).read_text(encoding="utf-8"))

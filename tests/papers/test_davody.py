@@ -147,7 +147,6 @@ def two_steps(setting: Private) -> Private:
 
 
 def made(setting: Private, data: list[DataSet], folder: Path, weights: str | None = None) -> dict[str, Any]:
-    """The line that a run leaves."""
     path = folder / "runs.jsonl"
     Cell(setting, 0, 1.0, weights).make({one.name: one for one in data}, path, quiet)
     return json.loads(path.read_text().splitlines()[-1])

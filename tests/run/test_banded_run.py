@@ -138,7 +138,6 @@ def test_a_release_that_fails_breaks_the_correlation(monkeypatch):
 
 
 def test_two_runs_share_a_budget():
-    """Each begins rounds of its own."""
     ledger, costs = Ledger(), []
     for _ in range(2):
         with privatize(*parts(), X, ledger=ledger, **DECLARED) as run:

@@ -155,8 +155,6 @@ X, Y = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32), np.aran
 
 
 class Records(Dataset):
-    """Records that can only be had one by one."""
-
     def __init__(self, values: np.ndarray, noise: float = 0.0) -> None:
         self.values, self.noise = values, noise
 

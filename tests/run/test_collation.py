@@ -67,8 +67,6 @@ class Sample:
 
 
 class Opaque:
-    """No container that is opened."""
-
     def __init__(self, x: Tensor) -> None:
         self.x = x
 
@@ -78,7 +76,6 @@ ROWS = torch.cat([A, B, D])
 
 
 def found_in(value: Any) -> Any:
-    """The tensors of a container that has one."""
     return value["x"] if isinstance(value, Mapping) else value.x if hasattr(value, "x") else value[0]
 
 
@@ -148,7 +145,6 @@ def loss(model: nn.Module, record: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def train(records: list[dict[str, Any]]) -> None:
-    """One step with all records."""
     with start(nn.Linear(4, 1), records, sampling_rate=1.0, steps=1) as run:
         take_steps(run, loss, size=100)
 

@@ -50,7 +50,6 @@ def begin(model: nn.Module, optimizer: torch.optim.Optimizer) -> noisette.Privat
 
 
 def gradients_of(run: noisette.PrivateRun, step: Callable[[], object]) -> list[Tensor]:
-    """Train, and return the gradients that each step has left."""
     gradients = []
     for batch in run.batches():
         for x, y in batch.microbatches(25):

@@ -48,8 +48,6 @@ def test_a_thread_loads_every_batch_whole(tmp_path, loading, size):
 
 
 class Decoded(Dataset):
-    """Records that are made when they are read."""
-
     def __len__(self) -> int:
         return len(X)
 
@@ -154,8 +152,6 @@ def test_batches_are_drawn_ahead_within_the_ledger(tmp_path, on_disk):
 
 
 class Read(Decoded):
-    """Notes which thread reads its records."""
-
     def __init__(self) -> None:
         self.threads: set[threading.Thread] = set()
 

@@ -19,7 +19,6 @@ from small_loop import C, X, Y, clipped_mean, flat, loss, process, small_model, 
 
 
 def trained() -> Tensor:
-    """The weights after a plain loop."""
     model = small_model()
     with small_run(model, SGD(model.parameters(), lr=0.3)) as run:
         take_steps(run)

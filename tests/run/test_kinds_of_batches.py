@@ -32,7 +32,6 @@ def begin(folder: Path | None = None, dataset: Any = X, **changes: Any) -> Priva
 
 
 def take_batches(run: PrivateRun, steps: int | None = None, size: Any = 4) -> list[np.ndarray]:
-    """The indices of the batches of these steps."""
     return [step.indices for step in take_steps(run, square, steps=steps, size=size)]
 
 

@@ -21,15 +21,11 @@ AT = np.array([2, 5, 9])
 
 
 class Scaled(TensorDataset):
-    """Changes the rows of its tensors."""
-
     def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
         return tuple(10 * value for value in super().__getitem__(index))
 
 
 class Named(TensorDataset):
-    """Has the rows of its tensors, and a name."""
-
     name = "rows"
 
 

@@ -43,7 +43,6 @@ def sums(rows: Any) -> np.ndarray:
 
 
 def noised(rows: Any, noise_multiplier: float = 2.0) -> np.ndarray:
-    """The noised and symmetrised sum, from all components and eigenvalues."""
     pca = PrivatePCA(np.shape(rows)[1], noise_multiplier=noise_multiplier).fit(rows)
     return (pca.components_.T * pca.eigenvalues_) @ pca.components_
 

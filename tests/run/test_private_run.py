@@ -133,7 +133,6 @@ PROBLEMS = {
 
 
 def assert_refused(model: nn.Module, error: Any, message: str, **changes: Any) -> None:
-    """Refused, and model and optimizer are as before."""
     optimizer = sgd(model)
     with pytest.raises(error, match=message):
         start(model, optimizer=optimizer, **changes)
@@ -211,7 +210,6 @@ def test_step_is_reserved_before_its_batch_is_drawn(tmp_path, monkeypatch):
 
 
 def whole(run: PrivateRun) -> tuple[Tensor, Tensor]:
-    """The first batch in one piece."""
     return next(next(run.batches()).microbatches(1000))
 
 

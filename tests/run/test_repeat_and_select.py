@@ -18,7 +18,6 @@ def drawn(monkeypatch, number):
 
 
 def results_of(values):
-    """A run that returns these values in turn; an exception is raised."""
     left = iter(values)
 
     def train_once(ledger):

@@ -27,8 +27,6 @@ COMPOSED: dict[frozenset[tuple[Event, int]], RdpCurve] = {}
 
 
 class Remembering(RdpAccountant):
-    """Composes each collection of events once."""
-
     def compose(self, events: Events) -> RdpCurve:
         key = frozenset(events.items())
         if key not in COMPOSED:
@@ -41,7 +39,6 @@ ACCOUNTANT = Remembering()
 
 @lru_cache
 def noise_for(epsilon: float) -> float:
-    """The noise with which a run of so many steps spends this budget."""
     with begin(Ledger(), epsilon=epsilon) as run:
         return run.noise_multiplier
 
@@ -64,12 +61,10 @@ def go_on(folder: Path, ledger: Ledger) -> PrivateRun:
 
 
 def begin_for(ledger: Ledger, epsilon: float) -> PrivateRun:
-    """A run that spends the whole of this budget."""
     return begin(ledger, epsilon=epsilon, noise_multiplier=noise_for(epsilon))
 
 
 def steps_of(run: PrivateRun) -> Iterator[None]:
-    """One step at a time."""
     for batch in run.batches():
         for x in batch.microbatches(20):
             run.accumulate(square, x)
@@ -107,7 +102,6 @@ def take_turns(runs: list[PrivateRun], order: tuple[int, ...], ledger: Ledger) -
 
 
 def orders(runs: int, steps: int) -> list[tuple[int, ...]]:
-    """Every order in which so many runs take so many steps each."""
     return sorted(set(itertools.permutations([run for run in range(runs) for _ in range(steps)])))
 
 

@@ -26,8 +26,6 @@ def key(number: int) -> SecretKey:
 
 
 class Column:
-    """Like a column of a table of pandas."""
-
     def to_numpy(self) -> np.ndarray:
         return np.array(IDS, dtype=object)
 

@@ -27,7 +27,6 @@ OPTIONS = ("--classes", 2, "--size", 60, "--epochs", 1, "--delta", 1e-3)
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A finished run on a table, beside its rows."""
     folder = tmp_path_factory.mktemp("table")
     (folder / "rows.csv").write_text(ROWS)
     shown = train("--data", folder / "rows.csv", *OPTIONS, "--out", folder / "run")
@@ -37,7 +36,6 @@ def finished(tmp_path_factory):
 
 @pytest.fixture
 def run(finished, tmp_path):
-    """A copy of it, which may be changed."""
     shutil.copy(finished.parent / "rows.csv", tmp_path)
     return Path(shutil.copytree(finished, tmp_path / "run"))
 
@@ -71,7 +69,6 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 
 
 def keys(folder: Path) -> tuple[Path, Path]:
-    """The files of a private and a public key."""
     key, kind = Ed25519PrivateKey.generate(), serialization.PublicFormat.SubjectPublicKeyInfo
     pem, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
     (folder / "key.pem").write_bytes(key.private_bytes(pem, form, serialization.NoEncryption()))

@@ -110,7 +110,6 @@ def test_a_failure_after_a_step_leaves_the_ledger_alone(cut, tmp_path):
 
 
 def save(folder: RunFolder) -> None:
-    """As a run does before its first step."""
     folder.keep_settings({"recipe": {"model": {"name": "mlp"}}, "data_dir": None})
     (folder.checkpoint / checkpoint_file.FILE).write_bytes(b"{}")
 
