@@ -6,7 +6,7 @@ import math
 import pytest
 import typer
 
-from command_line import noisette
+from command_line import noisette, succeeded
 from noisette.accounting import BandedGaussian, GroupPrivacy, MomentsAccountant, PoissonGaussian, RdpAccountant
 from noisette.accounting.registry import ACCOUNTANTS
 from noisette.cli.account import rounded_down, rounded_up
@@ -27,8 +27,7 @@ def run(options, *flags):
 
 
 def facts(options, *flags):
-    result = run(options, *flags, "--json")
-    assert result.exit_code == 0, result.stderr
+    result = succeeded(run(options, *flags, "--json"))
     return json.loads(result.stdout)
 
 

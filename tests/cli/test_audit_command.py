@@ -7,7 +7,7 @@ import torch
 from click.testing import Result
 from safetensors.torch import save_file
 
-from command_line import FILES, noisette, reseal, train
+from command_line import FILES, noisette, reseal, succeeded, train
 from noisette.audit.audited_run import AuditedRun
 from noisette.core.noise import GaussianNoise
 from noisette.nn.models import build
@@ -31,8 +31,7 @@ batch_size = 200
 def run(tmp_path_factory):
     place = tmp_path_factory.mktemp("runs") / "digits"
     (place.parent / "quick.toml").write_text(RECIPE)
-    done = train(place.parent / "quick.toml", "--out", place)
-    assert done.exit_code == 0, done.output
+    succeeded(train(place.parent / "quick.toml", "--out", place))
     return place
 
 
@@ -41,8 +40,7 @@ def audit(place: Path, *options: str, out: Path) -> Result:
 
 
 def test_a_run_is_audited_with_its_own_parameters(run, tmp_path):
-    done = audit(run, out=tmp_path / "a" / "b")
-    assert done.exit_code == 0, done.output
+    done = succeeded(audit(run, out=tmp_path / "a" / "b"))
     assert {file.name for file in (tmp_path / "a" / "b").iterdir()} == {"audit.json"}
     found = json.loads((tmp_path / "a" / "b" / "audit.json").read_text())
     facts = json.loads((run / "run.json").read_text())
@@ -60,8 +58,7 @@ def test_a_run_is_audited_with_its_own_parameters(run, tmp_path):
 
 
 def test_a_recipe_is_audited_without_a_run(run, tmp_path):
-    done = audit(run.parent / "quick.toml", "--whole-run", "--pairs", "0", out=tmp_path)
-    assert done.exit_code == 0, done.output
+    succeeded(audit(run.parent / "quick.toml", "--whole-run", "--pairs", "0", out=tmp_path))
     found, facts = json.loads((tmp_path / "audit.json").read_text()), json.loads((run / "run.json").read_text())
     assert found["guarantee"]["event"] == facts["event"]
     assert found["guarantee"]["steps"] == facts["steps_planned"]
@@ -77,14 +74,12 @@ EACH_LAYER = RECIPE.replace("delta = 1e-4", 'delta = 1e-4\nclipping = "per-layer
 def test_a_run_folder_contains_the_whole_recipe(tmp_path):
     recipe, place = tmp_path / "recipe.toml", tmp_path / "run"
     recipe.write_text(EACH_LAYER)
-    done = train(recipe, "--out", place)
-    assert done.exit_code == 0, done.output
+    succeeded(train(recipe, "--out", place))
     told = AuditedRun.of_run(place).recipe
     given = Recipe.read(recipe)
     assert replace(told, privacy=given.privacy) == given
     assert told.privacy.max_grad_norm == pytest.approx(given.privacy.max_grad_norm)
-    done = audit(place, "--pairs", "4", out=tmp_path / "out")
-    assert done.exit_code == 0, done.output
+    succeeded(audit(place, "--pairs", "4", out=tmp_path / "out"))
     assert json.loads((tmp_path / "out" / "audit.json").read_text())["neighbours"]["worst"] < 1 + 2**-13
 
 
@@ -145,11 +140,9 @@ def test_a_run_from_public_weights_is_audited_whole_where_their_file_is(tmp_path
     recipe = RECIPE.replace('name = "linear"', f'name = "linear"\nweights = {str(first)!r}\nfrozen = []')
     (tmp_path / "from.toml").write_text(recipe)
     place = tmp_path / "run"
-    done = train(tmp_path / "from.toml", "--out", place)
-    assert done.exit_code == 0, done.output
+    done = succeeded(train(tmp_path / "from.toml", "--out", place))
     monkeypatch.chdir(tmp_path)
-    done = audit(place, "--pairs", "2", "--steps", "2", out=tmp_path / "audit")
-    assert done.exit_code == 0, done.output
+    done = succeeded(audit(place, "--pairs", "2", "--steps", "2", out=tmp_path / "audit"))
     assert "neighbours" in json.loads((tmp_path / "audit" / "audit.json").read_text())
     save_file({name: torch.zeros_like(value) for name, value in linear.state_dict().items()}, first)
     done = audit(place, "--pairs", "2", "--steps", "2", out=tmp_path / "other")

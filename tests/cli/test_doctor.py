@@ -3,7 +3,7 @@
 import pytest
 from click.testing import Result
 
-from command_line import noisette
+from command_line import noisette, succeeded
 
 MODELS = """
 import torch
@@ -91,8 +91,7 @@ def rows(shown: Result) -> list[list[str]]:
 
 
 def test_an_mlp_is_accepted_with_its_rules_and_cost(doctor):
-    shown = doctor("mlp", "--data", "digits", "--examples", "7")
-    assert shown.exit_code == 0, shown.output
+    shown = succeeded(doctor("mlp", "--data", "digits", "--examples", "7"))
     [weight] = [row for row in rows(shown) if row[:1] == ["1.weight"]]
     assert (weight[1:3], weight[-2:]) == (["linear", "(weight)"], ["linear_weight", "1,024"])
     assert "A private step of these 7 examples takes" in shown.output
@@ -119,8 +118,7 @@ def test_inputs_are_given_in_each_form(doctor):
         ("lipschitz", ("--input-shape", "1,8,8")),
         ("mlp", ("--data", "digits", "--bf16")),
     ]:
-        shown = doctor(name, *options)
-        assert shown.exit_code == 0, (name, shown.output)
+        succeeded(doctor(name, *options))
 
 
 @pytest.mark.parametrize(

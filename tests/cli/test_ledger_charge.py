@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from command_line import noisette
+from command_line import noisette, succeeded
 from noisette import GdpAccountant, Ledger, PldAccountant, TruncatedPoissonGaussian, ZcdpAmount
 from noisette.accounting import FixedSizeGaussian, GroupPrivacy, Laplace, PoissonGaussian, RepeatAndSelect, UserLevel
 from noisette.accounting.events import BallsInBinsGaussian, BandedGaussian, DiscreteGaussian, DpAmount, Gaussian
@@ -38,8 +38,7 @@ def path(tmp_path):
     ],
 )
 def test_a_release_of_another_tool_is_recorded_and_priced_with_the_rest(path, words, event, times):
-    result = run("charge", path.parent, *words)
-    assert result.exit_code == 0, result.output
+    result = succeeded(run("charge", path.parent, *words))
     assert f"recorded {times} × " in result.stdout
     assert Ledger.read(path).events == {PoissonGaussian(0.01, 2.0): 100, event: times}
     priced = json.loads(run("price", path, "--delta", "1e-5", "--accountant", "pld", "--json").stdout)
@@ -53,8 +52,8 @@ def test_a_new_ledger_needs_the_name_of_its_data_set(tmp_path):
     assert refused.exit_code == 2
     assert "--dataset" in refused.stderr
     assert not path.exists()
-    assert run("charge", path, "--zcdp", "0.1", "--dataset", "census").exit_code == 0
-    assert run("charge", path, "--zcdp", "0.1", "--dataset", "census").exit_code == 0
+    succeeded(run("charge", path, "--zcdp", "0.1", "--dataset", "census"))
+    succeeded(run("charge", path, "--zcdp", "0.1", "--dataset", "census"))
     assert Ledger.read(path).dataset == "census"
     assert Ledger.read(path).events == {ZcdpAmount(0.1): 2}
 
@@ -82,7 +81,7 @@ def test_a_charge_says_for_whom_it_is_stated(tmp_path, per, relation):
 
 @pytest.mark.parametrize("amount", [["--epsilon", "1e10"], ["--laplace", "1e-6"], ["--discrete-gaussian", "1e-200"]])
 def test_an_amount_that_is_no_guarantee_is_priced_and_said_in_words(path, amount):
-    assert run("charge", path, *amount).exit_code == 0
+    succeeded(run("charge", path, *amount))
     shown = run("price", path, "--delta", "1e-5")
     assert (shown.exit_code, shown.stdout.split()[3]) == (0, "inf")
     assert "inf: there is no guarantee at this delta" in shown.stdout
@@ -145,7 +144,6 @@ def test_a_release_is_recorded_in_the_ledger_of_a_run_that_was_cut_off(tmp_path)
     with Ledger(ledger, dataset="census") as own:
         own.charge(Gaussian(3.0))
     for options in ([], ["--dataset", "census"]):
-        result = run("charge", tmp_path / "run", "--gaussian", "2", *options)
-        assert result.exit_code == 0, result.output
+        succeeded(run("charge", tmp_path / "run", "--gaussian", "2", *options))
     assert Ledger.read(ledger).events == {Gaussian(3.0): 1, Gaussian(2.0): 2}
     assert not (tmp_path / "run").exists(), "a file of this name would keep the run from its folder"

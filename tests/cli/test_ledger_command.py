@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from command_line import noisette
+from command_line import noisette, succeeded
 from noisette import Ledger, PldAccountant
 from noisette.accounting import GroupPrivacy, PoissonGaussian, TruncatedPoissonGaussian, UserLevel, ZcdpAmount
 from noisette.accounting.events import BallsInBinsGaussian, BandedGaussian, DpAmount, FixedSizeGaussian, Gaussian
@@ -35,14 +35,12 @@ def run(*words):
 
 
 def facts(*words):
-    result = run(*words, "--json")
-    assert result.exit_code == 0, result.output
+    result = succeeded(run(*words, "--json"))
     return json.loads(result.stdout)
 
 
 def test_show_lists_each_mechanism_with_its_counts(folder):
-    result = run("show", folder)
-    assert result.exit_code == 0
+    result = succeeded(run("show", folder))
     head = Ledger.read(folder / "ledger.jsonl").head
     shown = " ".join(result.stdout.split())
     said = ("rate 0.01, 1,200 3 1,197 3 noise 4", "principal", "data set mnist", "add or remove one record", head)
@@ -107,8 +105,8 @@ def test_releases_for_records_and_for_users_have_a_cost_for_users_alone(tmp_path
     with Ledger(tmp_path / "ledger.jsonl", dataset="visits") as ledger:
         ledger.charge(UserLevel(FIRST, 2), 100)
     assert "(--per record)" in run("charge", tmp_path, "--gaussian", 20).stderr
-    assert run("charge", tmp_path, "--gaussian", 20, "--per", "record").exit_code == 0
-    assert run("charge", tmp_path, "--zcdp", 0.01, "--per", "user").exit_code == 0
+    succeeded(run("charge", tmp_path, "--gaussian", 20, "--per", "record"))
+    succeeded(run("charge", tmp_path, "--zcdp", 0.01, "--per", "user"))
     assert "zcdp, epsilon, laplace, discrete_gaussian and gaussian, got none" in run("charge", tmp_path).stderr
     refused = run("price", tmp_path, "--delta", "1e-5")
     assert refused.exit_code == 2
@@ -197,8 +195,7 @@ def test_the_ledger_of_a_run_that_was_cut_off_is_found_by_its_name(tmp_path, mon
     place = unfinished(tmp_path)
     monkeypatch.chdir(tmp_path)
     for command in (["show"], ["price", "--delta", "1e-5", "--accountant", "rdp"]):
-        result = run(*command, name, "--json")
-        assert result.exit_code == 0, result.output
+        result = succeeded(run(*command, name, "--json"))
         assert Path(json.loads(result.stdout)["ledger"]).resolve() == place / "ledger.jsonl"
         if name != "run.unfinished-1":
             assert f"The ledger is {place}/ledger.jsonl" in result.stderr
@@ -223,7 +220,7 @@ def test_several_runs_that_were_cut_off_are_named_and_none_is_taken(tmp_path):
     refused = run("show", tmp_path / "run")
     assert refused.exit_code == 2
     assert all(str(place) in refused.stderr for place in places)
-    assert run("show", places[1]).exit_code == 0
+    succeeded(run("show", places[1]))
     charged = run("charge", tmp_path / "run", "--gaussian", "2", "--dataset", "mnist")
     assert "name one of" in charged.stderr
     assert not (tmp_path / "run").exists()

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from command_line import noisette, train
+from command_line import noisette, succeeded, train
 
 CLASSES = "=1+1,-2"
 
@@ -27,15 +27,13 @@ def trained(declared: str, ignored: str) -> Path:
         f'{declared}\nsize = 60\n[columns]\na = {{ kind = "number", low = 0, high = 7 }}\n'
         f'"@id" = {{ kind = "ignored" }}\n{ignored} = {{ kind = "ignored" }}\n'
     )
-    shown = train("--data", rows, "--columns", "schema.toml", "--epochs", 1, "--delta", 1e-3, "--out", "run")
-    assert shown.exit_code == 0, shown.output
+    succeeded(train("--data", rows, "--columns", "schema.toml", "--epochs", 1, "--delta", 1e-3, "--out", "run"))
     return rows
 
 
 def test_what_a_spreadsheet_would_compute_is_quoted():
     rows = trained('label = "label"\nclasses = ["=1+1", "-2"]', ignored="debt")
-    shown = noisette("predict", "run", rows, "--keep", "@id,debt")
-    assert shown.exit_code == 0, shown.output
+    shown = succeeded(noisette("predict", "run", rows, "--keep", "@id,debt"))
     header, first, *_ = csv.reader(shown.stdout.splitlines())
     assert header == ["'@id", "debt", "predicted label", "probability of =1+1", "probability of -2"]
     assert first[:2] == ["'+cmd|0", "-0.5"], "a number is none that is computed"
@@ -64,8 +62,7 @@ def test_places_that_are_not_utf_8(tmp_path):
         ("ledger", "price", out),
     )
     for words in commands:
-        done = noisette(*words)
-        assert done.exit_code == 0, (words, done.output, done.exception)
+        succeeded(noisette(*words))
     assert b"0-\xe9.png," in found.read_bytes(), "a file holds the bytes of the name"
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from command_line import FILES, facts, noisette
+from command_line import FILES, facts, noisette, succeeded
 from noisette.accounting import Ledger, RepeatAndSelect
 from noisette.accounting.repeated_runs import NumberOfRuns
 from noisette.training.recipe import Recipe
@@ -173,8 +173,7 @@ def test_nothing_in_the_folder_depends_on_the_number_of_runs(monkeypatch):
     for number in (1, 5):
         monkeypatch.setattr(NumberOfRuns, "draw", lambda self, key, number=number: number)
         monkeypatch.setattr(SearchSpace, "draw", lambda self, recipe, random: recipe)
-        shown = search("own.toml", "--over", OVER, *ON_PUBLIC, "--shape", 0, "--out", "out", "--json")
-        assert shown.exit_code == 0
+        shown = succeeded(search("own.toml", "--over", OVER, *ON_PUBLIC, "--shape", 0, "--out", "out", "--json"))
         run = facts("out")
         del run["sealed"]
         assert json.loads(shown.stdout) == {"folder": "out", **run}
@@ -196,7 +195,7 @@ def test_the_folder_does_not_tell_how_long_the_search_took(monkeypatch):
         return found
 
     monkeypatch.setattr(Search, "run", long_ago)
-    assert search("own.toml", "--over", OVER, *ON_PUBLIC, "--shape", 0, "--out", "out").exit_code == 0
+    succeeded(search("own.toml", "--over", OVER, *ON_PUBLIC, "--shape", 0, "--out", "out"))
     assert {path.name for path in Path("out").iterdir()} == FILES
     times = [path.stat().st_mtime for path in Path("out").iterdir()]
     assert max(times) - min(times) < 5

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
 
-from command_line import FILES, facts, full_disk, noisette, train, tree
+from command_line import FILES, facts, full_disk, noisette, succeeded, train, tree
 from noisette.nn import models
 
 QUICK = ("--epochs", 3, "--batch-size", 1437)  # three steps over all examples
@@ -91,8 +91,7 @@ def test_nothing_published_follows_the_number_of_records(tmp_path):
     published, changing = [], ("seconds", "ledger_head", "sealed")
     for records in (347, 401):
         out = tmp_path / f"out{records}"
-        shown = train(*own_data(tmp_path / "own.npz", records=records), "--model", "linear", "--out", out)
-        assert shown.exit_code == 0, shown.output
+        shown = succeeded(train(*own_data(tmp_path / "own.npz", records=records), "--model", "linear", "--out", out))
         texts = [shown.output, *((out / name).read_text() for name in FILES - {"model.safetensors"})]
         assert not any(re.search(rf"\b{records}\b", text) for text in texts)
         run = facts(out)
@@ -116,8 +115,7 @@ lr = 0.5
 def test_options_go_before_the_recipe_and_the_recipe_before_the_defaults(tmp_path):
     (tmp_path / "recipe.toml").write_text(RECIPE)
     given = ("--clipping", "automatic", "--engine", "reweight-gp", "--epsilon", 1e9)
-    shown = train("recipe.toml", "--lr", 0.25, "--batch-size", 300, *given)
-    assert shown.exit_code == 0, shown.output
+    shown = succeeded(train("recipe.toml", "--lr", 0.25, "--batch-size", 300, *given))
     assert "Warning: epsilon 1e+09 lets a record" in shown.stderr
     run = facts(tmp_path / "runs" / "digits")
     recipe = run["recipe"]
@@ -159,8 +157,7 @@ def test_bad_input_is_a_message_and_exit_code_2_and_leaves_nothing(options, mess
 
 
 def test_a_run_without_privacy_is_called_so_and_leaves_no_ledger(tmp_path):
-    shown = train("--epochs", 5, "--model", "linear", "--without-privacy")
-    assert shown.exit_code == 0, shown.output
+    shown = succeeded(train("--epochs", 5, "--model", "linear", "--without-privacy"))
     assert "NOT PRIVATE" in shown.output
     assert "epsilon" not in shown.output
     out = tmp_path / "runs" / "digits-not-private"
@@ -199,8 +196,7 @@ def test_a_disk_too_full_for_the_report_leaves_the_older_run_and_what_can_be_gon
     assert "run.unfinished-1/ledger.jsonl" in shown.output
     assert f"noisette train --resume {tmp_path}/run.unfinished-1" in shown.output.replace("\n", "")
 
-    shown = train("--resume", "run")
-    assert shown.exit_code == 0, shown.output
+    shown = succeeded(train("--resume", "run"))
     assert f"The older run is now {tmp_path}/run.replaced-1." in shown.stderr.replace("\n", " ")
     assert tree(tmp_path / "run") == tree(tmp_path / "run.replaced-1") == FILES
     assert (tmp_path / "run.replaced-1" / "run.json").read_text() == older

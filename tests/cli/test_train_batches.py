@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from command_line import facts, noisette, words
+from command_line import facts, noisette, succeeded, words
 from command_line import train as run
 from noisette.accounting import BandedGaussian, Event, Ledger, PldAccountant, TradeOff, UserLevel
 from noisette.accounting import TruncatedPoissonGaussian as Truncated
@@ -42,8 +42,7 @@ def test_run_folder(kind, tmp_path):
         data.write_text("\n".join(",".join(np.delete(line.split(","), 2)) for line in data.read_text().split()))
     given = tmp_path / "noise.toml"  # nothing is calibrated
     given.write_text("[privacy]\nnoise_multiplier = 6.0\n")
-    done = run(given, "--data", data, *BASE, *options, "--epsilon", "6", "--out", out)
-    assert done.exit_code == 0, done.stderr
+    succeeded(run(given, "--data", data, *BASE, *options, "--epsilon", "6", "--out", out))
     found = facts(out)
     [(recorded, times)] = Ledger.read(out / "ledger.jsonl").events.items()
     assert isinstance(recorded, event)
@@ -61,8 +60,7 @@ def test_run_folder(kind, tmp_path):
     assert relation in (out / "report.html").read_text()
     for path in out.iterdir():
         assert b"person-" not in path.read_bytes()
-    audited = noisette("audit", out, "--out", tmp_path / "audit")
-    assert audited.exit_code == 0, audited.output
+    audited = succeeded(noisette("audit", out, "--out", tmp_path / "audit"))
     assert "the stated cost was audited alone" in audited.stdout
     cost = json.loads((tmp_path / "audit" / "audit.json").read_text())["cost"]
     assert 0 < cost["least"] <= cost["delta"]
@@ -72,8 +70,7 @@ def test_run_folder(kind, tmp_path):
 
 
 def test_balls_in_bins_have_no_audit(tmp_path):
-    done = run("--epochs", "1", "--model", "linear", "--batches", "balls-in-bins", "--out", tmp_path / "run")
-    assert done.exit_code == 0, done.stderr
+    succeeded(run("--epochs", "1", "--model", "linear", "--batches", "balls-in-bins", "--out", tmp_path / "run"))
     refused = noisette("audit", tmp_path / "run", "--out", tmp_path / "audit")
     assert (refused.exit_code, "the cost of balls-in-bins batches is not simulated" in refused.stderr) == (2, True)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from command_line import facts, train, words
+from command_line import facts, succeeded, train, words
 from noisette.training.saved_model import SavedModel
 
 MODEL = "papers.davody_2020.networks:bn_300_100"
@@ -44,8 +44,7 @@ def _images(_here):
 
 
 def test_the_code_of_the_report_loads_a_model_with_its_norms(monkeypatch):
-    shown = train("recipe.toml", "--batch-norm", "public", "--public-examples", 12, "--out", "run")
-    assert shown.exit_code == 0, shown.output
+    succeeded(train("recipe.toml", "--batch-norm", "public", "--public-examples", 12, "--out", "run"))
     run, report = facts("run"), Path("run/report.html").read_text()
     assert run["recipe"]["model"]["batch_norm"] == "public"
     assert 0 < run["epsilon"] <= 2.5
@@ -95,8 +94,7 @@ def test_a_run_is_published_with_the_bounds_of_its_layers_and_is_loaded_again():
         inputs[:, :, :6] += targets[:, None, None, None]
         np.savez(f"{name}.npz", x_train=inputs, y_train=targets, x_test=inputs, y_test=targets)
     Path("recipe.toml").write_text(LIPSCHITZ)
-    shown = train("recipe.toml", "--out", "run")
-    assert shown.exit_code == 0, shown.output
+    succeeded(train("recipe.toml", "--out", "run"))
     run = facts("run")
     assert run["max_grad_norm"] is None
     [(name, sensitivity)] = run["lipschitz"]["sensitivities"].items()

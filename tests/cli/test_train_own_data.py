@@ -12,7 +12,7 @@ import pandas
 import pytest
 from PIL import Image
 
-from command_line import facts, words
+from command_line import facts, succeeded, words
 from command_line import noisette as run
 from noisette.cli.watch import Watch
 
@@ -44,8 +44,7 @@ def people(_here):
 
 @pytest.fixture
 def schema(people):
-    shown = run("schema", people, *SCHEMA)
-    assert shown.exit_code == 0, shown.output
+    succeeded(run("schema", people, *SCHEMA))
     return Path("schema.toml")
 
 
@@ -56,7 +55,7 @@ def trained(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         people = write_people(Path("People.CSV"))
-        assert run("schema", people, *SCHEMA).exit_code == 0
+        succeeded(run("schema", people, *SCHEMA))
         shown = run("train", "--data", people, "--columns", "schema.toml", "--holdout", 0.25, *QUICK, "--out", "run")
         assert shown.exit_code == 0, shown.output
         assert all(name in shown.output for name in ("test accuracy", "base rate", "macro accuracy", "AUC"))
@@ -81,8 +80,7 @@ def test_from_a_schema_to_predictions_of_new_rows(trained):
         assert b"CANARY" not in file.read_bytes()
 
     Path("new.csv").write_text("hours,job,age\n10,SMITH,20\n,,\n")
-    predicted = run("predict", trained / "run", "new.csv")
-    assert predicted.exit_code == 0, predicted.output
+    predicted = succeeded(run("predict", trained / "run", "new.csv"))
     header, *rows = csv.reader(predicted.stdout.splitlines())
     assert header == ["predicted paid", "probability of no", "probability of yes"]
     assert len(rows) == 2
@@ -97,7 +95,7 @@ def test_predictions_of_the_rows_tested_on_are_those_of_the_report(people, schem
     frame.to_json("typed.jsonl", orient="records", lines=True)
     shown = run("train", "--data", "typed.jsonl", "--columns", schema, "--test", "test.csv", *QUICK, "--out", "runs/a")
     assert shown.exit_code == 0, shown.output
-    assert run("predict", "runs/a", people, "--out", "p.csv").exit_code == 0
+    succeeded(run("predict", "runs/a", people, "--out", "p.csv"))
     with people.open(encoding="utf-8-sig") as rows, Path("p.csv").open() as predictions:
         labels = [row["paid"].lower() for row in csv.DictReader(rows, delimiter=";")]
         predicted = [row["predicted paid"] for row in csv.DictReader(predictions)]
@@ -113,8 +111,7 @@ def test_regression_in_the_unit_of_its_target(people):
     assert run("schema", people, "--label", "hours", "--target", "0,60", "--size", 400, "--number", "age=0,100",
                "--ignore", "id,job,paid").exit_code == 0  # fmt: skip
     options = ("--unit", "h", "--holdout", 0.3, "--epsilon", 50, "--epochs", 12, "--delta", 1e-4)
-    shown = run("train", "--data", people, "--columns", "schema.toml", *options, "--out", "runs/hours")
-    assert shown.exit_code == 0, shown.output
+    shown = succeeded(run("train", "--data", people, "--columns", "schema.toml", *options, "--out", "runs/hours"))
     found = facts("runs/hours")["test"]
     assert found["unit"] == "h"
     assert found["rmse"] < 0.7 * found["base_rmse"]
@@ -132,13 +129,12 @@ def test_texts_of_a_column(trained):
     lines = [f'"{draw.choice(["good", "bad"])}, {draw.random()}"' for _ in range(200)]
     Path("reviews.csv").write_text("text,label\n" + "".join(f"{line},{int('good' in line)}\n" for line in lines))
     options = ("--text", "text", "--tokens", 8, "--classes", 2, "--size", 200, "--model", "transformer", *QUICK)
-    shown = run("train", "--data", "reviews.csv", *options, "--out", "runs/r")
-    assert shown.exit_code == 0, shown.output
+    succeeded(run("train", "--data", "reviews.csv", *options, "--out", "runs/r"))
     statement = words("runs/r/privacy.txt")
     assert "the first 8 words of a text are numbered by a fixed hash of the word to one of 4,096 numbers" in statement
     assert run("predict", "runs/r", "reviews.csv").stdout.count("\n") == 201
     Path("new.csv").write_text("other\ngood\n")
-    assert run("predict", "runs/r", "new.csv", "--text", "other").exit_code == 0
+    succeeded(run("predict", "runs/r", "new.csv", "--text", "other"))
     absent = run("predict", "runs/r", "new.csv")
     assert absent.exit_code == 2
     assert "there is no column 'text'" in absent.output
@@ -154,8 +150,7 @@ def test_images_of_different_sizes_and_their_predictions(trained):
     refused = run("train", "--data", "photos", *declared)
     assert refused.exit_code == 2
     assert "image_size" in refused.output
-    shown = run("train", "--data", "photos", *declared, "--image-size", "8x10", "--grey", "--model", "mlp")
-    assert shown.exit_code == 0, shown.output
+    shown = succeeded(run("train", "--data", "photos", *declared, "--image-size", "8x10", "--grey", "--model", "mlp"))
     assert facts("runs/photos")["input_shape"] == [1, 10, 8]
     assert "8 x 10 pixels in grey" in words("runs/photos/privacy.txt")
     header, *lines = run("predict", "runs/photos", "photos/cat").stdout.splitlines()
@@ -183,8 +178,7 @@ def test_a_run_that_is_continued_holds_out_the_same_records(people, schema, monk
     other = run("train", "--resume", "runs/c")
     assert other.exit_code == 2, "records held out before must not be trained on after"
     settings.write_text(kept)
-    continued = run("train", "--resume", "runs/c")
-    assert continued.exit_code == 0, continued.output
+    succeeded(run("train", "--resume", "runs/c"))
     assert facts("runs/c")["resumed"] == 1
     assert all(key not in file.read_text(errors="replace") for file in Path("runs/c").iterdir())
 
@@ -224,21 +218,18 @@ def test_text_in_another_encoding_is_refused_with_the_options_that_declare_it():
     Path("a.csv").write_bytes("naïve,label\nmüde,0\n".encode("latin-1"))
     refused = run("schema", "a.csv", "--classes", 2, "--size", 400)
     assert "noisette schema --encoding latin-1" in refused.output
-    assert run("schema", "a.csv", "--classes", 2, "--size", 400, "--encoding", "latin-1").exit_code == 0
+    succeeded(run("schema", "a.csv", "--classes", 2, "--size", 400, "--encoding", "latin-1"))
 
 
 def test_a_few_rows_are_warned_of_and_predictions_of_a_baseline_say_what_they_are():
     Path("few.csv").write_text("a,label\n" + "".join(f"0.{k % 2},{k % 2}\n" for k in range(40)))
     given = ("--data", "few.csv", "--classes", 2, "--size", 40, "--holdout", 0.5, "--model", "linear", "--epochs", 1)
-    trained = run("train", *given, "--batch-size", 10, "--delta", 1e-4)
-    assert trained.exit_code == 0, trained.output
+    trained = succeeded(run("train", *given, "--batch-size", 10, "--delta", 1e-4))
     assert "Warning: of 20 records nothing can be learnt" in trained.stderr
-    baseline = run("train", *given, "--batch-size", 10, "--without-privacy")
-    assert baseline.exit_code == 0, baseline.output
+    baseline = succeeded(run("train", *given, "--batch-size", 10, "--without-privacy"))
     assert "Warning" not in baseline.output
     for name, is_private in (("few", True), ("few-not-private", False)):
-        predicted = run("predict", f"runs/{name}", "few.csv")
-        assert predicted.exit_code == 0, predicted.output
+        predicted = succeeded(run("predict", f"runs/{name}", "few.csv"))
         assert ("run without privacy" in predicted.stderr) is not is_private
     lost = run("predict", "runs/few", "few.csv", "--out", "absent/p.csv")
     assert (lost.exit_code, "Errno" in lost.output) == (2, False)
@@ -263,8 +254,7 @@ def test_wrong_rows_are_named_without_their_values(people, schema):
 
 def test_schema_reads_the_first_line_alone(people):
     Path("damaged.csv").write_bytes(b"id,age,paid\n\xff\xfe\x00 not UTF-8 at all")
-    shown = run("schema", "damaged.csv", "--label", "paid", "--classes", 2, "--number", "age=0,99")
-    assert shown.exit_code == 0, shown.output
+    shown = succeeded(run("schema", "damaged.csv", "--label", "paid", "--classes", 2, "--number", "age=0,99"))
     assert 'Still to be declared, with kind = "?" in the file: id' in shown.output
     tables = tomllib.loads(Path("schema.toml").read_text())
     assert tables["columns"] == {
@@ -292,14 +282,12 @@ def test_a_table_of_real_life_is_trained_on_and_predicted():
     for kind in ('kind = "hashed"\nwidth = 8\nmissing = "own category"', BORN):
         told = told.replace('kind = "?"', kind, 1)
     Path("schema.toml").write_text('decimal = ","\nthousands = "."\n' + told)
-    shown = run("train", "--data", "real.csv", "--columns", "schema.toml", "--epochs", 1, "--delta", 1e-3)
-    assert shown.exit_code == 0, shown.output
+    shown = succeeded(run("train", "--data", "real.csv", "--columns", "schema.toml", "--epochs", 1, "--delta", 1e-3))
     lines = run("predict", "runs/real", "real.csv", "--keep", "id,born").output.splitlines()
     assert lines[0].startswith("id,born,predicted paid,probability of no")
     assert [line.split(",")[:2] for line in lines[1:]] == [["17", "01.03.1950"], ["18", "-"]]
     assert "--keep: there is no column 'name'" in run("predict", "runs/real", "real.csv", "--keep", "name").output
-    shown = run("doctor", "noisette.nn.models.networks:mlp", "--columns", "schema.toml")
-    assert shown.exit_code == 0, shown.output
+    shown = succeeded(run("doctor", "noisette.nn.models.networks:mlp", "--columns", "schema.toml"))
     assert "32 × 17" in shown.output, "9 of the diagnosis, 2 of the date, 2 of the income, 4 of the sex"
     assert facts("runs/real")["recipe"]["data"]["encoding"] == "latin-1"
 
@@ -314,8 +302,7 @@ def test_a_schema_takes_the_names_of_any_table(suffix):
         path.write_text(str(frame.to_json(orient="records", lines=True)))
     else:
         (frame.to_parquet if suffix == ".parquet" else frame.to_excel)(path, index=False)
-    shown = run("schema", path, "--classes", 2, "--number", "age=0,9")
-    assert shown.exit_code == 0, shown.output
+    succeeded(run("schema", path, "--classes", 2, "--number", "age=0,9"))
     assert "SECRET" not in Path("schema.toml").read_text()
     assert list(tomllib.loads(Path("schema.toml").read_text())["columns"]) == ["age"]
 
@@ -346,8 +333,7 @@ def test_wrong_schemas_leave_nothing(names, options, says):
 
 def test_names_with_commas_in_quotes():
     Path("x.csv").write_text('q,"p,q",label\n')
-    shown = run("schema", "x.csv", "--classes", '"a, b", c', "--category", 'q="x,y",z', "--ignore", '"p,q"')
-    assert shown.exit_code == 0, shown.output
+    succeeded(run("schema", "x.csv", "--classes", '"a, b", c', "--category", 'q="x,y",z', "--ignore", '"p,q"'))
     found = tomllib.loads(Path("schema.toml").read_text())
     assert found["classes"] == ["a, b", "c"]
     assert found["columns"]["q"]["categories"] == ["x,y", "z"]

@@ -14,7 +14,7 @@ import pytest
 from click.testing import Result
 from dp_accounting.pld import PLDAccountant
 
-from command_line import FILES, after_step, facts, train, tree
+from command_line import FILES, after_step, facts, succeeded, train, tree
 
 STEPS, EPSILON, DELTA = 400, 2.0, 2e-4
 OPTIONS = ["--model", "linear", "--epochs", 100.2, "--epsilon", EPSILON, "--delta", DELTA, "--out", "run"]
@@ -203,8 +203,7 @@ def test_a_signal_saves_the_run_at_the_step_at_hand_and_loses_nothing(number, co
     assert f"noisette train --resume {tmp_path}/run.unfinished-1" in shown.output
     assert reserved(tmp_path / "run.unfinished-1" / "ledger.jsonl") == 40
     assert signal.getsignal(number) is before
-    shown = train("--resume", "run.unfinished-1")
-    assert shown.exit_code == 0, shown.output
+    shown = succeeded(train("--resume", "run.unfinished-1"))
     check_whole(tmp_path)
     run = facts(tmp_path / "run")
     assert (run["steps_taken"], run["steps_lost"], run["resumed"]) == (STEPS, 0, 1)
@@ -220,7 +219,7 @@ def test_a_second_ctrl_c_ends_at_once_and_the_last_checkpoint_goes_on(tmp_path, 
         after_step(50, twice, pressed)
         shown = train(*OPTIONS)
     assert shown.exit_code == 130, shown.output
-    assert train("--resume", "run").exit_code == 0
+    succeeded(train("--resume", "run"))
     check_whole(tmp_path)
 
 
@@ -246,8 +245,7 @@ def test_a_failure_leaves_what_can_be_gone_on_with_from_any_folder(tmp_path, mon
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
-    whole = train("--resume", tmp_path / "run")
-    assert whole.exit_code == 0, whole.output
+    succeeded(train("--resume", tmp_path / "run"))
     run = facts(tmp_path / "run")
     assert (run["data"], run["resumed"], run["steps_taken"] + run["steps_lost"]) == ("people.csv", 1, 30)
     assert run["test_accuracy"] is None
@@ -284,7 +282,7 @@ def test_no_other_option_goes_with_it(tmp_path, monkeypatch):
 def test_a_run_that_still_goes_on_is_left_alone(tmp_path, monkeypatch):
     messages: list[str] = []
     after_step(5, lambda: messages.append(train("--resume", "run").output), monkeypatch)
-    assert train(*OPTIONS).exit_code == 0
+    succeeded(train(*OPTIONS))
     assert "is open for writing elsewhere" in messages[0]
     check_whole(tmp_path)
 
@@ -297,8 +295,7 @@ def test_the_projection_is_bought_once(tmp_path, monkeypatch):
     with monkeypatch.context() as pressed:
         press(signal.SIGTERM, 9, pressed)
         assert train("recipe.toml", "--out", "run").exit_code == 143
-    shown = train("--resume", "run")
-    assert shown.exit_code == 0, shown.output
+    succeeded(train("--resume", "run"))
     lines = [json.loads(line) for line in (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()]
     assert [line["kind"] for line in lines].count("charge") == 1
     run = facts(tmp_path / "run")

@@ -30,6 +30,12 @@ def train(*options: object) -> Result:
     return noisette("train", *options)
 
 
+def succeeded(result: Result) -> Result:
+    """The result of a command that ended well."""
+    assert result.exit_code == 0, result.output
+    return result
+
+
 def facts(out: Path | str) -> dict[str, Any]:
     return json.loads(Path(out, "run.json").read_text())
 

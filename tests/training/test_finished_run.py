@@ -17,7 +17,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from command_line import facts, noisette, reseal, train
+from command_line import facts, noisette, reseal, succeeded, train
 from noisette.audit.audited_run import AuditedRun
 from noisette.training.saved_model import SavedModel
 
@@ -29,8 +29,7 @@ OPTIONS = ("--classes", 2, "--size", 60, "--epochs", 1, "--delta", 1e-3)
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("table")
     (folder / "rows.csv").write_text(ROWS)
-    shown = train("--data", folder / "rows.csv", *OPTIONS, "--out", folder / "run")
-    assert shown.exit_code == 0, shown.output
+    succeeded(train("--data", folder / "rows.csv", *OPTIONS, "--out", folder / "run"))
     return folder / "run"
 
 
@@ -82,14 +81,14 @@ def test_a_run_is_signed_and_verified_without_its_records(tmp_path):
     begin = "--data", tmp_path / "rows.csv", *OPTIONS, "--out", tmp_path / "run"
     assert "holds no private Ed25519 key" in train(*begin, "--sign", public).output
     assert not list(tmp_path.glob("run*")), "it has trained first"
-    assert train(*begin, "--sign", own).exit_code == 0
+    succeeded(train(*begin, "--sign", own))
     rows = (tmp_path / "rows.csv").rename(tmp_path / "others.csv")
     run, verified = tmp_path / "run", ("ledger", "verify", tmp_path / "run", "--key")
     said = noisette(*verified, public)
     assert (said.exit_code, "unchanged since\n" in said.output) == (0, True), said.output
     for command in (("predict", run, rows), *list(commands(run))[1:]):
         assert "there; check it by: noisette ledger verify" in noisette(*command).output
-    assert noisette("ledger", "charge", run, "--zcdp", 0.1, "--tool", "x").exit_code == 0
+    succeeded(noisette("ledger", "charge", run, "--zcdp", 0.1, "--tool", "x"))
     assert "came later are not signed" in noisette(*verified, public).output
     (other := tmp_path / "other").mkdir()
     assert "another key or another run" in noisette(*verified, keys(other)[1]).output
@@ -116,10 +115,9 @@ def test_what_was_changed_after_the_run_is_named(run, name):
 
 
 def test_a_whole_folder_is_accepted_also_after_a_charge(run):
-    assert noisette("ledger", "charge", run, "--zcdp", 0.1).exit_code == 0
+    succeeded(noisette("ledger", "charge", run, "--zcdp", 0.1))
     for command in commands(run):
-        shown = noisette(*command)
-        assert shown.exit_code == 0, shown.output
+        succeeded(noisette(*command))
 
 
 def test_a_removed_file_is_named(run):
@@ -143,8 +141,7 @@ def own(finished, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path / "code")
     shutil.copy(finished.parent / "rows.csv", tmp_path)
     options = ("--data", tmp_path / "rows.csv", *OPTIONS, "--model", "own_small:small", "--out", tmp_path / "run")
-    shown = train(*options)
-    assert shown.exit_code == 0, shown.output
+    succeeded(train(*options))
     (tmp_path / "run" / "own_small.py").write_text(EVIL)
     sys.modules.pop("own_small")
     yield tmp_path / "run"
