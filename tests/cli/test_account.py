@@ -6,7 +6,7 @@ import math
 import pytest
 import typer
 
-from command_line import noisette, succeeded
+from command_line import noisette, refusal, succeeded
 from noisette.accounting import BandedGaussian, GroupPrivacy, MomentsAccountant, PoissonGaussian, RdpAccountant
 from noisette.accounting.registry import ACCOUNTANTS
 from noisette.cli.account import rounded_down, rounded_up
@@ -143,6 +143,4 @@ def test_an_error_of_the_library_becomes_a_message_and_a_defect_keeps_its_traceb
 
 def test_an_accountant_that_is_not_registered_is_refused_with_the_names_that_are(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    result = noisette("account", "--accountant", "other")
-    assert result.exit_code == 2
-    assert "'other' is not one of pld, rdp, moments, gdp" in result.stderr
+    refusal(noisette("account", "--accountant", "other"), "'other' is not one of pld, rdp, moments, gdp")

@@ -2,7 +2,7 @@
 
 import json
 
-from command_line import noisette, succeeded, tree
+from command_line import noisette, refusal, succeeded, tree
 from noisette import Ledger, PldAccountant
 
 QUICK = ("--data", "digits", "--model", "linear", "--epochs", 2)
@@ -24,8 +24,7 @@ def test_a_run_at_each_budget_beside_a_baseline_and_their_joint_cost(tmp_path):
     assert abs(told["epsilon_of_all"] - joint) < 1e-6
     assert "together cost epsilon" in shown.output
     assert "NOT PRIVATE" in shown.output
-    again = noisette("curve", *QUICK)
-    assert (again.exit_code, "choose another --out" in again.output) == (2, True)
+    refusal(noisette("curve", *QUICK), "choose another --out")
 
 
 def test_without_a_baseline_a_recipe_is_followed_and_nothing_is_called_not_private(tmp_path):

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from command_line import noisette, succeeded
+from command_line import noisette, refusal, succeeded
 from noisette import GdpAccountant, Ledger, PldAccountant, TruncatedPoissonGaussian, ZcdpAmount
 from noisette.accounting import FixedSizeGaussian, GroupPrivacy, Laplace, PoissonGaussian, RepeatAndSelect, UserLevel
 from noisette.accounting.events import BallsInBinsGaussian, BandedGaussian, DiscreteGaussian, DpAmount, Gaussian
@@ -48,9 +48,7 @@ def test_a_release_of_another_tool_is_recorded_and_priced_with_the_rest(path, wo
 
 def test_a_new_ledger_needs_the_name_of_its_data_set(tmp_path):
     path = tmp_path / "new.jsonl"
-    refused = run("charge", path, "--zcdp", "0.1")
-    assert refused.exit_code == 2
-    assert "--dataset" in refused.stderr
+    refusal(run("charge", path, "--zcdp", "0.1"), "--dataset")
     assert not path.exists()
     succeeded(run("charge", path, "--zcdp", "0.1", "--dataset", "census"))
     succeeded(run("charge", path, "--zcdp", "0.1", "--dataset", "census"))

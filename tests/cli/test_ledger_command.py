@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from command_line import noisette, succeeded
+from command_line import noisette, refusal, succeeded
 from noisette import Ledger, PldAccountant
 from noisette.accounting import GroupPrivacy, PoissonGaussian, TruncatedPoissonGaussian, UserLevel, ZcdpAmount
 from noisette.accounting.events import BallsInBinsGaussian, BandedGaussian, DpAmount, FixedSizeGaussian, Gaussian
@@ -135,8 +135,7 @@ def test_records_that_are_replaced_say_nothing_to_users(tmp_path):
 
 @pytest.mark.parametrize("name", ["run.json", "checkpoint/settings.json"])
 def test_the_delta_of_the_run_is_taken_where_none_is_given(folder, name):
-    refused = run("price", folder)
-    assert (refused.exit_code, "give --delta, such as" in refused.stderr) == (2, True)
+    refusal(run("price", folder), "give --delta, such as")
     (folder / name).parent.mkdir(exist_ok=True)
     told = {"recipe": {"privacy": {"delta": 1e-7}}}
     (folder / name).write_text(sealed(told, {}) if name == "run.json" else json.dumps(told))
@@ -168,8 +167,7 @@ def test_a_cut_line_is_refused_until_it_is_repaired_by_who_has_the_ledger(folder
     path.write_bytes(path.read_bytes()[:-20])
     commands = ["show", folder], ["price", folder, "--delta", "1e-5", "--accountant", "rdp"]
     for command in commands:
-        refused = run(*command)
-        assert (refused.exit_code, f"noisette ledger repair {path}" in refused.stderr) == (2, True)
+        refusal(run(*command), f"noisette ledger repair {path}")
     repaired = run("repair", folder)
     assert (repaired.exit_code, repaired.stdout) == (0, f"{path}: the last line was cut off and is repaired\n")
     with Ledger(path, dataset="mnist"):
@@ -215,8 +213,7 @@ def test_a_finished_run_goes_before_one_that_was_cut_off_and_both_are_named(fold
 
 def test_several_runs_that_were_cut_off_are_named_and_none_is_taken(tmp_path):
     places = [unfinished(tmp_path, number) for number in (1, 2)]
-    refused = noisette("audit", tmp_path / "run")
-    assert (refused.exit_code, f"noisette train --resume {places[0]}" in refused.stderr) == (2, True)
+    refusal(noisette("audit", tmp_path / "run"), f"noisette train --resume {places[0]}")
     refused = run("show", tmp_path / "run")
     assert refused.exit_code == 2
     assert all(str(place) in refused.stderr for place in places)
