@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from noisette import Ledger
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "noisette"]
@@ -31,6 +33,7 @@ def test_two_ranks_make_one_run(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
 
 
+@pytest.mark.slow
 def test_wrong_input_is_reported_once(tmp_path):
     process = start(tmp_path, "--data", "nothing-there", "--out", "run")
     _, problems = process.communicate(timeout=120)
@@ -39,6 +42,7 @@ def test_wrong_input_is_reported_once(tmp_path):
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_run_that_was_ended_goes_on_with_other_ranks(tmp_path):
     process = start(tmp_path, "--epochs", "25", "--out", "run")
     ledger = tmp_path / "run.unfinished-1" / "ledger.jsonl"
