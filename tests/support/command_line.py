@@ -28,6 +28,19 @@ def train(*options: object) -> Result:
     return noisette("train", *options)
 
 
+def succeeded(result: Result) -> Result:
+    """The result of a command that ended well."""
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def refusal(result: Result, *said: str) -> Result:
+    """The result of a command that ended with exit code 2 and said all of this, wherever its lines break."""
+    text = result.output + " ".join(result.output.split())
+    assert (result.exit_code, [words for words in said if words not in text]) == (2, []), result.output
+    return result
+
+
 def facts(out: Path | str) -> dict[str, Any]:
     return json.loads(Path(out, "run.json").read_text())
 

@@ -1,7 +1,5 @@
 """How the runs of a search are compared: exact public figures, and noisy counts on records held out."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 
