@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -93,3 +94,6 @@ def test_a_recipe_without_a_rate_gets_that_of_the_rule(settings: dict[str, Any],
     run: Any = SimpleNamespace(optimizer=optimizer, noise_multiplier=2.0, steps=50)
     expected = factor * NETWORK_REACH / math.sqrt(50 * (1 + 1000 * (2.0 / 360) ** 2))
     assert with_rate(of, run).training.lr == pytest.approx(expected or 0.25)
+    for norm, unit in ((0.5, 0.5), (3.0, 2.0)):  # of a table, whose larger norm has the rate for norm 2
+        table = replace(of, model=ModelSection("table"), privacy=PrivacySection(max_grad_norm=norm))
+        assert with_rate(table, run).training.lr == pytest.approx(expected / unit or 0.25)
