@@ -1,6 +1,7 @@
 """Averages of weights and the learning rate of each step, against formulas."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -85,3 +86,6 @@ def test_a_recipe_without_a_rate_gets_that_of_the_rule(settings, factor):
     run: Any = SimpleNamespace(optimizer=optimizer, noise_multiplier=2.0, steps=50)
     expected = factor * NETWORK_REACH / math.sqrt(50 * (1 + 1000 * (2.0 / 360) ** 2))
     assert with_rate(of, run).training.lr == pytest.approx(expected or 0.25)
+    for norm, unit in ((0.5, 0.5), (3.0, 2.0)):  # of a table, whose larger norm has the rate for norm 2
+        table = replace(of, model=ModelSection("table"), privacy=PrivacySection(max_grad_norm=norm))
+        assert with_rate(table, run).training.lr == pytest.approx(expected / unit or 0.25)

@@ -181,6 +181,14 @@ def test_the_default_batch_and_delta_fit_the_declared_size(size, text):
         assert default_recipe({"name": "own.csv", "size": 10_000, "holdout": 0.9, **text}).training == recipe.training
 
 
+def test_a_table_of_classes_has_a_larger_norm_where_there_is_signal_for_its_noise() -> None:
+    def norm(epsilon: float | None, **facts: Any) -> float:
+        return default_recipe({"name": "own.csv", "size": 4000} | facts, epsilon=epsilon).privacy.max_grad_norm
+
+    assert [norm(None), norm(3.0), norm(2.0)] == [3.0, 3.0, 2.0]
+    assert [norm(3.0, holdout=0.5), norm(3.0, target=(0.0, 9.0)), norm(3.0, name="adult", size=0)] == [2.0, 2.0, 3.0]
+
+
 def test_a_model_and_an_optimizer_that_are_chosen_have_their_own_settings():
     assert default_recipe({"name": "own.csv"}, model="linear").model.name == "linear"
     assert default_recipe({"name": "sst2"}, model="transformer").training.optimizer == "adam"

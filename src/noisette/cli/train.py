@@ -259,8 +259,9 @@ def settled(context: typer.Context) -> Run:
     asked_of["public"] = {"data": given.get("public"), "examples": given.get("public_examples")}
     tables = {t: {name: value for name, value in of.items() if value is not None} for t, of in asked_of.items()}
     declared |= tables.pop("data")
-    file = given.get("recipe")
-    base = Recipe.read(file, declared) if file else recipes.default_recipe(declared, model, optimizer, backbone)
+    file, epsilon = given.get("recipe"), given.get("epsilon")
+    by_rule = partial(recipes.default_recipe, declared, model, optimizer, backbone, epsilon)
+    base = Recipe.read(file, declared) if file else by_rule()
     recipe, private = base.changed(tables, "the settings"), not given.get("without_privacy")
     if not private and (idle := ", ".join(f"--{name.replace('_', '-')}" for name in tables["privacy"])):
         raise ValueError(f"without privacy there is no guarantee to set; leave out {idle}")

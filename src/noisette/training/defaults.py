@@ -23,8 +23,11 @@ REACH = 100.0
 NETWORK_REACH = 30.0  # of a network with hidden layers, whose inputs are from -1 to 1
 # The model for tables, whose last layer alone has gradients of norm 2: others than frequent classes are clipped below.
 TABLE, TABLE_NORM = "table", 2.0
-# Epsilon times records, over the root of the number of weights, from which on linear models of tables have it too.
-SIGNAL = 1000.0
+# With its hidden layer they are larger, most of all for rare classes: from so many times epsilon records on, there is
+# signal for the noise of this norm, with the rate for norm 2.
+MANY_RECORDS, LARGER_TABLE_NORM = 10_000.0, 3.0
+# Epsilon times records, over the root of the number of weights, from which on linear models of tables are clipped at 2.
+SIGNAL = 500.0
 MOMENTUM = 0.9
 
 

@@ -30,7 +30,7 @@ from noisette.ranks.launch import refuse_several_processes
 from noisette.run.checkpoint import SavedRun
 from noisette.run.private import PrivateRun, ledger_on_ranks, privatize
 from noisette.training.build import TrainingSetup, outputs, principal_components_of
-from noisette.training.defaults import NETWORK_REACH, learning_rate_for
+from noisette.training.defaults import NETWORK_REACH, TABLE, TABLE_NORM, learning_rate_for
 from noisette.training.recipe import ACCOUNTANTS, Recipe, TrainingSection, check_plain
 from noisette.training.report.facts import ClassFigures, NumberFigures, Point, epsilon_after
 
@@ -112,12 +112,13 @@ def with_rate(recipe: Recipe, run: PrivateRun) -> Recipe:
     training = recipe.training
     if training.lr is not None:
         return recipe
+    norm = recipe.privacy.max_grad_norm  # a table's larger one is there to clip less, not for shorter steps
     constant = learning_rate_for(
         dimensions=sum(p.numel() for group in run.optimizer.param_groups for p in group["params"] if p.requires_grad),
         noise_multiplier=run.noise_multiplier,
         expected_batch_size=training.batch_size,
         steps=run.steps,
-        max_grad_norm=recipe.privacy.max_grad_norm,
+        max_grad_norm=min(norm, TABLE_NORM) if recipe.model.name == TABLE else norm,
         reach=NETWORK_REACH,
         momentum=training.momentum,
     )

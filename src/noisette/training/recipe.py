@@ -24,7 +24,7 @@ from noisette.data.tables import SUFFIXES
 from noisette.data.words import Numbering
 from noisette.nn.models import names as model_names
 from noisette.nn.models.backbones import folder_of
-from noisette.training.defaults import TABLE, TABLE_NORM, batches_for, delta_for
+from noisette.training.defaults import LARGER_TABLE_NORM, MANY_RECORDS, TABLE, TABLE_NORM, batches_for, delta_for
 
 
 def _entry(place: str, description: str) -> Entry:
@@ -427,6 +427,7 @@ def suited_model(data: DataSection) -> str:
 
 _OF_COUNTS = ("word-counts", _ON_COUNTS, "word-counts-and-vectors")  # linear layers
 _TEXT_SIZES = {"sst2": 67_349, "imdb": 25_000, "ag-news-words": 18_349}
+_SIZES = _TEXT_SIZES | {"adult": 32_561}
 _TEXTS = TrainingSection(epochs=10, batch_size=1024, lr=0.01, optimizer="adam")
 _PRETRAINED = TrainingSection(epochs=5, batch_size=1024, lr=0.0005, optimizer="adam", microbatch_size=64)
 # Settings that are known to work on the built-in data sets.
@@ -440,7 +441,11 @@ _KNOWN_TO_WORK = {
 
 
 def default_recipe(
-    data: Mapping[str, Any], model: str | None = None, optimizer: str | None = None, backbone: str | None = None
+    data: Mapping[str, Any],
+    model: str | None = None,
+    optimizer: str | None = None,
+    backbone: str | None = None,
+    epsilon: float | None = None,
 ) -> Recipe:
     """A recipe that is known to work for a built-in data set; for another one, what suits its kind and declared size.
 
@@ -452,7 +457,8 @@ def default_recipe(
     """
     section = DataSection(**data)
     name = model or ("linear" if backbone else suited_model(section))
-    privacy, training = (None if backbone else _KNOWN_TO_WORK.get(section.name)) or _suited(section, name)
+    known = None if backbone else _KNOWN_TO_WORK.get(section.name)
+    privacy, training = known or _suited(section, name, PrivacySection().epsilon if epsilon is None else epsilon)
     if model is not None and Path(model).is_dir():
         training = replace(_PRETRAINED, batch_size=training.batch_size)
     if optimizer in OPTIMIZERS and optimizer != training.optimizer:
@@ -461,10 +467,10 @@ def default_recipe(
     return Recipe(section, ModelSection(name, backbone=backbone), privacy=privacy, training=training)
 
 
-def _suited(data: DataSection, model: str) -> tuple[PrivacySection, TrainingSection]:
-    """Delta, batches, epochs and learning rate by the declared size, as :mod:`noisette.training.defaults` has them."""
+def _suited(data: DataSection, model: str, epsilon: float) -> tuple[PrivacySection, TrainingSection]:
+    """Delta, norm, batches, epochs and learning rate by the declared size, as ``training.defaults`` has them."""
     is_text, size = data.text is not None or data.name in _TEXT_SIZES, data.size or 0
-    records = _TEXT_SIZES.get(data.name) or max(1, round(size * (1 - (data.holdout or 0.0))))
+    records = _SIZES.get(data.name) or max(1, round(size * (1 - (data.holdout or 0.0))))
     privacy = PrivacySection(delta=delta_for(records) if size >= 1 else PrivacySection().delta)
     if is_text and model in _OF_COUNTS and (size >= 1 or data.name in _TEXT_SIZES):
         training = TrainingSection(epochs=15, batch_size=math.ceil(records / 4), lr=10.0, momentum=0.9, cosine=False)
@@ -473,7 +479,8 @@ def _suited(data: DataSection, model: str) -> tuple[PrivacySection, TrainingSect
         batch = min(_TEXTS.batch_size, math.ceil(records / 10)) if records > 1 else _TEXTS.batch_size
         return privacy, replace(_TEXTS, batch_size=batch)
     if model == TABLE:
-        privacy = replace(privacy, max_grad_norm=TABLE_NORM)
+        is_large = data.target is None and epsilon * records >= MANY_RECORDS
+        privacy = replace(privacy, max_grad_norm=LARGER_TABLE_NORM if is_large else TABLE_NORM)
     if size < 1:
         return privacy, TrainingSection(lr=None)
     batches = batches_for(records)
