@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from noisette.data import DataSet
-    from noisette.training.evaluation import Outcome
+    from noisette.training.loop import Outcome
     from noisette.training.recipe import Recipe
     from papers.paper import Tell
 

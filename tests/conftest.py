@@ -2,7 +2,7 @@
 
 import random
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -43,19 +43,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> None:
+def _one_thread():
     """Times and roundings do not depend on the number of cores."""
     torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _ctrl_c_interrupts() -> None:
+def _ctrl_c_interrupts():
     """A shell makes the programs that it starts in the background ignore Ctrl-C, and child processes inherit that."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
-def known_key(monkeypatch: pytest.MonkeyPatch) -> bytes:
+def known_key(monkeypatch):
     """The secret of all runs that begin within the test."""
     secret = bytes(range(32))
     monkeypatch.setattr("noisette.ranks.launch.SecretKey", partial(SecretKey, secret))
@@ -63,14 +63,12 @@ def known_key(monkeypatch: pytest.MonkeyPatch) -> bytes:
 
 
 @pytest.fixture(scope="session")
-def _known_prices() -> dict[tuple[object, ...], float]:
+def _known_prices():
     return {}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _prices_are_computed_once(
-    request: pytest.FixtureRequest, _known_prices: dict[tuple[object, ...], float]
-) -> Iterator[None]:
+def _prices_are_computed_once(request, _known_prices):
     """Many runs of the tests have the same events; the distribution of their privacy loss takes much of their time.
 
     An answer is reused where the events and the question are the same. Tests of the accountants compute anew.
@@ -99,7 +97,7 @@ def _prices_are_computed_once(
 
 
 @pytest.fixture(autouse=True)
-def _fixed_start(request: pytest.FixtureRequest) -> Iterator[None]:
+def _fixed_start(request):
     """Models, inputs and, by way of the keys, noise and batches repeat: a test fails always or never.
 
     No seed reaches the keys of noisette, so the operating system's random bytes are replaced by others that depend on

@@ -1,16 +1,16 @@
 """The structure of the package and of the tests: order of imports, single writers and sources, what is never loaded."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from graphlib import TopologicalSorter
 from pathlib import Path
+
+import pytest
 
 import noisette
 
@@ -92,11 +92,6 @@ FILES = [File(path.relative_to(SOURCE), path.read_text(encoding="utf-8")) for pa
 TOP = Path("__init__.py")  # imports every public name when it is first used
 
 
-def offences(check: Callable[[File], Iterable[str]], files: Iterable[File] = FILES) -> list[str]:
-    """What a check reports of all files, one line each."""
-    return [f"{file.place}: {offence}" for file in files for offence in check(file)]
-
-
 # Imports
 
 
@@ -130,10 +125,6 @@ def imports_of_torch(file: File) -> list[str]:
     return ["imports torch"] if without and "torch" in file.packages else []
 
 
-def test_imports_follow_the_order_of_folders() -> None:
-    assert offences(imports_against_the_order) == []
-
-
 def imports_of_core(file: File) -> list[str]:
     """The core imports errors, itself, and the events of accounting alone; everything else is handed in."""
     allowed = ("noisette.core", "noisette.errors", "noisette.accounting.events")
@@ -141,42 +132,30 @@ def imports_of_core(file: File) -> list[str]:
     return [f"imports {name}" for name in sorted(others) if file.folder == "core" and name != "noisette"]
 
 
-def test_the_core_imports_errors_and_events_alone() -> None:
-    assert offences(imports_of_core) == []
-
-
-def test_the_core_can_be_read_in_an_afternoon() -> None:
+def test_the_core_can_be_read_in_an_afternoon():
     lines = {str(file.place): file.text.count("\n") for file in FILES if file.folder == "core"}
     assert sum(lines.values()) <= MOST_LINES_OF_CORE, lines
     assert max(lines.values()) <= MOST_LINES_OF_A_FILE, lines
 
 
-def test_every_folder_has_its_place_in_the_order() -> None:
+def test_every_folder_has_its_place_in_the_order():
     assert {file.folder for file in FILES if file.place != TOP} == set(LEVEL)
 
 
-def test_no_circle_between_folders_and_few_edges() -> None:
+def test_no_circle_between_folders_and_few_edges():
     pairs = edges(FILES)
     assert not circles(pairs)
     assert len(pairs) <= MOST_EDGES
 
 
-def test_the_package_imports_nothing_that_is_not_installed() -> None:
-    assert offences(imports_of_what_is_not_installed) == []
-
-
-def test_accounting_and_data_never_import_torch() -> None:
-    assert offences(imports_of_torch) == []
-
-
-def test_accounting_and_data_run_without_torch() -> None:
+def test_accounting_and_data_run_without_torch():
     code = (
         "import sys, noisette, noisette.data; noisette.PldAccountant, noisette.Ledger; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_a_private_step_loads_few_modules() -> None:
+def test_a_private_step_loads_few_modules():
     code = (
         "import sys; from noisette import privatize, PerExampleClip\n"
         "files = [m.__file__ for n, m in sys.modules.items() if n.partition('.')[0] == 'noisette' and m.__file__]\n"
@@ -203,7 +182,7 @@ def folders_without_counterpart(tests: Path, source: Path) -> list[str]:
     return sorted(str(folder) for folder in mirrors if not (source / folder).is_dir())
 
 
-def test_few_entries_at_the_top_of_the_package() -> None:
+def test_few_entries_at_the_top_of_the_package():
     assert len(entries(SOURCE)) <= MOST_ENTRIES, entries(SOURCE)
 
 
@@ -212,13 +191,13 @@ def installed(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
 
 
-def test_the_package_stays_small() -> None:
+def test_the_package_stays_small():
     files = installed(SOURCE)
     assert len(files) <= MOST_FILES
     assert sum(path.read_bytes().count(b"\n") for path in files) <= MOST_LINES
 
 
-def test_no_file_or_folder_has_a_catch_all_name() -> None:
+def test_no_file_or_folder_has_a_catch_all_name():
     assert [str(file.place) for file in FILES if catch_all_names(file)] == []
 
 
@@ -226,17 +205,17 @@ def catch_all_names(file: File) -> set[str]:
     return {part.removesuffix(".py").strip("_") for part in file.place.parts} & CATCH_ALL
 
 
-def test_tests_mirror_the_package() -> None:
+def test_tests_mirror_the_package():
     assert sorted(path.name for path in TESTS.glob("*.py")) == ["conftest.py", "test_architecture.py"]
     assert folders_without_counterpart(TESTS, SOURCE) == []
 
 
-def test_every_module_of_rules_has_its_tests() -> None:
+def test_every_module_of_rules_has_its_tests():
     modules = {path.stem for path in (SOURCE / "rules").glob("*.py")} - {"__init__"}
     assert modules <= {path.stem.removeprefix("test_") for path in (TESTS / "rules").glob("test_*.py")}
 
 
-def test_the_wheel_holds_the_package_alone() -> None:
+def test_the_wheel_holds_the_package_alone():
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
     assert build["targets"]["wheel"] == {"packages": ["src/noisette"]}
     assert not [name for name in NOT_INSTALLED if (SOURCE / name).exists()]
@@ -249,22 +228,11 @@ def attribute_writes(file: File, name: str) -> list[int]:
     """Lines on which an attribute of this name is set."""
     lines = []
     for node in file.nodes:
-        targets = (
-            node.targets
-            if isinstance(node, ast.Assign)
-            else [node.target]
-            if isinstance(node, ast.AugAssign | ast.AnnAssign)
-            else []
-        )
-        leaves = [leaf for target in targets for leaf in ast.walk(target)]
-        lines += [
-            leaf.lineno
-            for leaf in leaves
-            if isinstance(leaf, ast.Attribute) and leaf.attr == name and isinstance(leaf.ctx, ast.Store)
-        ]
+        if isinstance(node, ast.Attribute) and node.attr == name and isinstance(node.ctx, ast.Store):
+            lines.append(node.lineno)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "setattr":
             lines += [node.lineno for arg in node.args if isinstance(arg, ast.Constant) and arg.value == name]
-    return lines
+    return sorted(lines)
 
 
 def writes_of_gradients(file: File) -> list[str]:
@@ -304,17 +272,14 @@ def generators(file: File) -> Iterator[str]:
         yield from (f"uses {generator}" for generator in GENERATORS if generator in file.text)
 
 
-def test_only_the_release_writes_gradients() -> None:
-    assert offences(writes_of_gradients) == []
+CHECKS = [imports_against_the_order, imports_of_what_is_not_installed, imports_of_torch, imports_of_core]
+CHECKS += [writes_of_gradients, unsafe_loads, generators]
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_no_file_offends(check):
+    assert [f"{file.place}: {offence}" for file in FILES for offence in check(file)] == []
     assert Path("core/release.py") in {file.place for file in FILES}
-
-
-def test_nothing_loads_pickles_or_runs_what_it_reads() -> None:
-    assert offences(unsafe_loads) == []
-
-
-def test_noise_and_sampling_have_one_source() -> None:
-    assert offences(generators) == []
 
 
 # Each check reports a planted offence
@@ -324,7 +289,7 @@ def file(place: str, text: str) -> File:
     return File(Path(place), text)
 
 
-def test_planted_imports_are_reported() -> None:
+def test_planted_imports_are_reported():
     rules = "rules/linear.py"
     for text, other in [
         ("from noisette.clipping import per_example", "clipping"),
@@ -349,7 +314,7 @@ def test_planted_imports_are_reported() -> None:
     assert not imports_of_torch(file("training/loop.py", "import torch"))
 
 
-def test_planted_files_are_reported(tmp_path: Path) -> None:
+def test_planted_files_are_reported(tmp_path):
     for path in ("source/run/x.py", "source/__pycache__/x.pyc", "source/__init__.pyi", "tests/run/test_x.py"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).touch()
@@ -364,7 +329,7 @@ def test_planted_files_are_reported(tmp_path: Path) -> None:
     assert catch_all_names(file("common/run.py", "")) == {"common"}
 
 
-def test_planted_contents_are_reported() -> None:
+def test_planted_contents_are_reported():
     text = "p.grad = 1\np.grad += 1\nsetattr(p, 'grad', 1)\nq.grad_fn = p.grad"
     assert attribute_writes(file("nn/x.py", text), "grad") == [1, 2, 3]
     assert attribute_writes(file("nn/x.py", "a, p.grad = 1, 2"), "grad") == [1]

@@ -15,7 +15,7 @@ from papers.recipe_run import carry_out
 
 if TYPE_CHECKING:
     from noisette.data import DataSet
-    from noisette.training.evaluation import Outcome
+    from noisette.training.loop import Outcome
     from papers.paper import Tell
 
 _POINTS = 10  # test accuracies along a run

@@ -20,8 +20,7 @@ from noisette.core.batches import PoissonSampler
 from noisette.core.noise import SecretKey
 from noisette.core.release import GaussianRelease
 from noisette.nn import convert_batch_norm, models
-from noisette.training.build import public_examples
-from noisette.training.evaluation import outputs
+from noisette.training.build import outputs, public_examples
 from papers import networks as networks  # which settings name
 from papers.davody_2020.mixture_batch_norm import MixtureBatchNorm
 

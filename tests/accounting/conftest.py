@@ -1,21 +1,17 @@
 """Ledgers that several tests write to."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from noisette.accounting import Gaussian, Ledger, PoissonGaussian
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     return tmp_path / "ledger.jsonl"
 
 
 @pytest.fixture
-def small(path: Path) -> Path:
+def small(path):
     """A ledger with one line of each kind."""
     with Ledger(path) as ledger:
         ledger.reserve(PoissonGaussian(0.01, 1.1), 2)

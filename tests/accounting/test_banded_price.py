@@ -1,10 +1,7 @@
 """What banded steps cost: rounds of Poisson batches by another library, whole rounds, and ledgers that add up."""
 
-from __future__ import annotations
-
 import json
 import math
-from pathlib import Path
 
 import pytest
 from dp_accounting import dp_event
@@ -22,7 +19,7 @@ STEP = BandedGaussian(sampling_rate=0.02, noise_multiplier=1.2, bands=4)
     ("rate", "noise", "bands", "steps"),
     [(0.02, 1.2, 4, 100), (0.02, 1.2, 4, 97), (0.01, 0.9, 16, 500), (0.25, 3.0, 4, 40), (1 / 49, 2.0, 49, 100)],
 )
-def test_rounds_cost_what_another_library_computes(rate: float, noise: float, bands: int, steps: int) -> None:
+def test_rounds_cost_what_another_library_computes(rate, noise, bands, steps):
     one = dp_event.GaussianDpEvent(noise)
     if (of_round := rate * bands) < 1 - 1e-9:
         one = dp_event.PoissonSampledDpEvent(of_round, one)
@@ -33,12 +30,12 @@ def test_rounds_cost_what_another_library_computes(rate: float, noise: float, ba
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp", "moments"])
-def test_a_round_that_was_begun_is_paid_for_as_a_whole(accountant: str) -> None:
+def test_a_round_that_was_begun_is_paid_for_as_a_whole(accountant):
     cost = [ACCOUNTANTS[accountant].compose({STEP: steps}).epsilon(delta=1e-6) for steps in range(1, 10)]
     assert cost[0] == cost[3] < cost[4] == cost[7] < cost[8]
 
 
-def test_two_runs_that_stopped_within_a_round_pay_for_two(tmp_path: Path) -> None:
+def test_two_runs_that_stopped_within_a_round_pay_for_two(tmp_path):
     """Three steps and one step of other runs are two rounds begun, though they are four steps."""
     path = tmp_path / "ledger.jsonl"
     for used in (3, 1):
@@ -53,7 +50,7 @@ def test_two_runs_that_stopped_within_a_round_pay_for_two(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("call", ["reserve", "charge"])
 @pytest.mark.parametrize("steps", [1, 3, 5])
-def test_a_ledger_takes_whole_rounds_alone(tmp_path: Path, call: str, steps: int) -> None:
+def test_a_ledger_takes_whole_rounds_alone(tmp_path, call, steps):
     with Ledger(tmp_path / "ledger.jsonl") as ledger:
         with pytest.raises(ValueError, match=f"got {steps} steps; record {4 if steps < 5 else 8}"):
             getattr(ledger, call)(STEP, steps)
@@ -63,7 +60,7 @@ def test_a_ledger_takes_whole_rounds_alone(tmp_path: Path, call: str, steps: int
         assert ledger.events == {STEP: 8}
 
 
-def test_a_line_with_a_part_of_a_round_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_with_a_part_of_a_round_is_refused(tmp_path, monkeypatch):
     path = tmp_path / "ledger.jsonl"
     with monkeypatch.context() as patch:
         for module in ("ledger", "ledger_file"):

@@ -15,6 +15,10 @@ def cost(events, delta):
     return PldAccountant().compose(events).epsilon(delta=delta)
 
 
+def excess_of(direction, epsilon):
+    return direction.masses @ np.maximum(0, -np.expm1(np.minimum(epsilon - direction.losses, 0)))
+
+
 def one_pass(bins, noise, epsilon):
     """Delta of each direction, of two bins or three: a sum over all but the last, a closed form over the last."""
     mu = 1 / noise
@@ -39,7 +43,7 @@ def one_pass(bins, noise, epsilon):
 @pytest.mark.parametrize("epsilon", [0.1, 0.5, 2.0])
 def test_a_pass_of_few_bins_costs_what_the_integral_says(bins, noise, epsilon):
     for ours, exact in zip(pass_directions(bins, noise, 1e-12), one_pass(bins, noise, epsilon), strict=True):
-        delta = ours.lost + ours.masses @ np.maximum(0, -np.expm1(np.minimum(epsilon - ours.losses, 0)))
+        delta = ours.lost + excess_of(ours, epsilon)
         assert exact * (1 - 1e-6) - 1e-12 <= delta <= exact * (1 + 1e-3) + 1e-11
 
 
@@ -71,9 +75,7 @@ def test_a_coarser_grid_costs_more_and_never_less(monkeypatch):
             coarser = pass_directions(30, 1.0, 1e-12), pass_directions(1000, 1.0, 1e-12)
         for one, other in zip((*fine, *fewer), (*coarser[0], *coarser[1]), strict=True):
             for epsilon in (0.01, 0.3, 2.0):
-                less, more = (
-                    d.masses @ np.maximum(0, -np.expm1(np.minimum(epsilon - d.losses, 0))) for d in (one, other)
-                )
+                less, more = excess_of(one, epsilon), excess_of(other, epsilon)
                 assert less * (1 - 1e-9) <= more <= less * 3 + 1e-12
 
 

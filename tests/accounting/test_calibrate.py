@@ -4,15 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from noisette.accounting import (
-    MomentsAccountant,
-    PldAccountant,
-    PoissonGaussian,
-    RdpAccountant,
-    epsilon_for,
-    noise_multiplier_for,
-    steps_for,
-)
+from noisette import MomentsAccountant, PldAccountant, RdpAccountant, epsilon_for, noise_multiplier_for, steps_for
+from noisette.accounting.events import PoissonGaussian
 
 # Examples in a batch, in the data set, steps, epsilon at delta 1e-5; the noise by moments at the orders of an older
 # library, by RDP, and by PLD.

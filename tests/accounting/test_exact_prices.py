@@ -13,16 +13,9 @@ from support.exact_privacy import ExchangedLoss, LaplaceLoss, Oracle, ReplacedLo
 from support.grid_privacy import Few, epsilon_of, epsilon_on_grids, releases_of
 
 from experiments.prices import HARD, SURE, Plan, compared, is_low, rows
-from noisette.accounting import (
-    FixedSizeGaussian,
-    Gaussian,
-    GdpAccountant,
-    GroupPrivacy,
-    PldAccountant,
-    PoissonGaussian,
-    TruncatedPoissonGaussian,
-)
-from noisette.accounting.events import event_of
+from noisette import GdpAccountant, PldAccountant
+from noisette.accounting import TruncatedPoissonGaussian
+from noisette.accounting.events import FixedSizeGaussian, Gaussian, GroupPrivacy, PoissonGaussian, event_of
 
 RESULTS = Path(__file__).parents[2] / "experiments" / "results" / "prices.jsonl"
 ROWS = [row for row in map(json.loads, RESULTS.read_text().splitlines()) if row["error"] <= SURE]
@@ -32,9 +25,9 @@ def plan_of(row: dict[str, Any]) -> Plan:
     return Plan(row["kind"], {event_of(facts): times for facts, times in row["events"]}, row["delta"])
 
 
-def test_no_price_is_below_the_known_truth() -> None:
+def test_no_price_is_below_the_known_truth():
     excesses = []
-    for row in ROWS[::16]:
+    for row in ROWS[::24]:
         plan = plan_of(row)
         price = PldAccountant().compose(plan.events).epsilon(delta=plan.delta)
         assert not is_low(row | {"price": price}), plan
@@ -44,7 +37,7 @@ def test_no_price_is_below_the_known_truth() -> None:
     assert np.median(excesses) < 1e-4
 
 
-def test_the_oracles_find_the_same_truth_again() -> None:
+def test_the_oracles_find_the_same_truth_again():
     for row in ROWS[:2]:
         plan = plan_of(row)
         assert epsilon_on_grids(plan.events, plan.delta)[0] == pytest.approx(row["truth"], rel=1e-6)
@@ -52,13 +45,13 @@ def test_the_oracles_find_the_same_truth_again() -> None:
 
 
 @pytest.mark.slow
-def test_prices_of_a_hundred_plans_are_not_below_the_truth() -> None:
+def test_prices_of_a_hundred_plans_are_not_below_the_truth():
     found = [row for row in rows(100, 21, "pld") if row["error"] <= SURE]
     assert not [row for row in found if is_low(row)]
 
 
-@pytest.mark.parametrize("epsilon", [0.01, 0.3, 2.0])
-def test_the_grids_agree_with_the_closed_form_of_one_release(epsilon: float) -> None:
+@pytest.mark.parametrize("epsilon", [0.01, 2.0])
+def test_the_grids_agree_with_the_closed_form_of_one_release(epsilon):
     """Also where only rare losses are as large, and rounding hides their probability behind that of all others."""
     for event in (PoissonGaussian(1.5e-5, 0.7), PoissonGaussian(0.2, 1.1), FixedSizeGaussian(3, 1000, 1.5)):
         closed = Truth({event: 1}, added=False)
@@ -68,7 +61,7 @@ def test_the_grids_agree_with_the_closed_form_of_one_release(epsilon: float) -> 
 
 
 @pytest.mark.parametrize(("rate", "shift"), [(0.3, 1.2), (0.01, 0.8)])
-def test_the_grids_agree_with_an_integral_for_an_exchanged_record(rate: float, shift: float) -> None:
+def test_the_grids_agree_with_an_integral_for_an_exchanged_record(rate, shift):
     loss = ExchangedLoss(rate, shift)
 
     def above(z: float) -> float:
@@ -80,7 +73,7 @@ def test_the_grids_agree_with_an_integral_for_an_exchanged_record(rate: float, s
     assert epsilon_of(few, delta)[0] == pytest.approx(0.2, rel=1e-6)
 
 
-def test_a_low_price_is_found() -> None:
+def test_a_low_price_is_found():
     event, times, delta = HARD[0]
     row = compared(Plan("little noise", {event: times}, delta), "pld")
     assert row["truth"] == pytest.approx(6.5502561, rel=1e-7)
@@ -114,15 +107,10 @@ def test_the_oracle_agrees_with_the_closed_moment_of_laplace_noise():
     assert LaplaceLoss(e).log_moment(p)[0] == pytest.approx(np.log(exact)[0], rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    "event",
-    [
-        PoissonGaussian(0.3, 0.8),
-        GroupPrivacy(PoissonGaussian(0.2, 2.0), 4),
-        TruncatedPoissonGaussian(0.2, 1.0, 22, 100),
-    ],
-    ids=lambda event: event.mechanism,
-)
+LONG = pytest.param(TruncatedPoissonGaussian(0.2, 1.0, 22, 100), marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("event", [PoissonGaussian(0.3, 0.8), GroupPrivacy(PoissonGaussian(0.2, 2.0), 4), LONG])
 def test_the_contour_agrees_with_the_closed_form_of_one_release(event):
     along_contour, closed = Truth({event: 1}, added=False), Truth({event: 1}, added=False)
     along_contour.single = None

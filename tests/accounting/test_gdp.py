@@ -1,4 +1,3 @@
-import math
 import random
 
 import mpmath
@@ -59,15 +58,3 @@ def test_releases_over_all_records_are_one_for_every_kind_of_event():
     assert price(GroupPrivacy(Gaussian(5.0), records=5)).epsilon(delta=1e-6) == one
     assert price(GroupPrivacy(PoissonGaussian(1, 10.0), 5), times=4).epsilon(delta=1e-6) == one
     assert price(Gaussian(1 / 0.6), Gaussian(1 / 0.8)).epsilon(delta=1e-6) == one
-
-
-def test_extreme_parameters_have_a_cost():
-    for noise in (1e-300, 1e-4):
-        assert price(Gaussian(noise)).epsilon(delta=1e-5) == math.inf
-        assert price(Gaussian(noise)).delta(epsilon=1.0) == 1
-    assert price(Gaussian(1e-3), times=10**9).epsilon(delta=1e-300) >= 5e14
-    assert price(Gaussian(1e300)).epsilon(delta=1e-5) == 0
-    assert price(Gaussian(1e300)).epsilon(delta=1e-12) > 0  # noise above 1e6 counts as 1e6
-    assert 0 < price(Gaussian(1.0)).delta(epsilon=1e6) < 1e-300
-    assert price().epsilon(delta=1e-300) == 0
-    assert price().delta(epsilon=1e-300) == 0

@@ -1,7 +1,5 @@
 """A ledger with several names is one ledger: through symbolic links, hard links, and while it is replaced."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -15,13 +13,12 @@ EVENT = PoissonGaussian(0.01, 1.1)
 
 
 @pytest.fixture(autouse=True)
-def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ends of eight lines are long."""
+def _short(monkeypatch):
     monkeypatch.setattr("noisette.accounting.ledger_file.MOST_LINES", 8)
 
 
 @pytest.fixture
-def real(tmp_path: Path) -> Path:
+def real(tmp_path):
     (tmp_path / "data").mkdir()
     return tmp_path / "data" / "ledger.jsonl"
 
@@ -60,7 +57,7 @@ KINDS = ["symbolic", "relative", "link to a link", "folder", "hard"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_name_shows_every_step_also_after_shortening(real: Path, kind: str) -> None:
+def test_every_name_shows_every_step_also_after_shortening(real, kind):
     link = link_to(real, kind)  # of a file that does not exist yet, unless the link is hard
     with Ledger(link) as ledger:
         steps(ledger, 100)
@@ -80,7 +77,7 @@ def test_every_name_shows_every_step_also_after_shortening(real: Path, kind: str
     assert os.listdir(real.parent) == ["ledger.jsonl"]
 
 
-def test_a_hard_link_that_is_made_while_the_ledger_is_open_shows_every_step(real: Path, tmp_path: Path) -> None:
+def test_a_hard_link_that_is_made_while_the_ledger_is_open_shows_every_step(real, tmp_path):
     with Ledger(real) as ledger:
         steps(ledger, 40)
         (tmp_path / "later").hardlink_to(real)
@@ -92,9 +89,7 @@ def test_a_hard_link_that_is_made_while_the_ledger_is_open_shows_every_step(real
     assert Ledger.read(real).events == {EVENT: 120}
 
 
-def test_a_hard_link_that_is_made_while_the_shorter_file_is_written_keeps_the_long_one(
-    real: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hard_link_that_is_made_while_the_shorter_file_is_written_keeps_the_long_one(real, tmp_path, monkeypatch):
     with Ledger(real) as ledger:
         steps(ledger, 5)
         fsync = os.fsync
@@ -112,7 +107,7 @@ def test_a_hard_link_that_is_made_while_the_shorter_file_is_written_keeps_the_lo
     assert Ledger.read(tmp_path / "later").committed == 10
 
 
-def test_a_link_that_takes_the_place_of_an_open_ledger_is_not_replaced(real: Path, tmp_path: Path) -> None:
+def test_a_link_that_takes_the_place_of_an_open_ledger_is_not_replaced(real, tmp_path):
     with Ledger(real) as ledger:
         steps(ledger, 4)
         real.rename(tmp_path / "moved.jsonl")
@@ -123,7 +118,7 @@ def test_a_link_that_takes_the_place_of_an_open_ledger_is_not_replaced(real: Pat
 
 
 @pytest.mark.parametrize("copied", [False, True])
-def test_a_renamed_ledger_takes_no_more_steps(copied: bool, real: Path, tmp_path: Path) -> None:
+def test_a_renamed_ledger_takes_no_more_steps(copied, real, tmp_path):
     """Another run would begin a new account at the old name, and each would have the whole budget."""
     with Ledger(real) as ledger:
         steps(ledger, 4)
@@ -138,7 +133,7 @@ def test_a_renamed_ledger_takes_no_more_steps(copied: bool, real: Path, tmp_path
     assert Ledger.read(tmp_path / "old.jsonl").events == {EVENT: 4}
 
 
-def test_a_moved_folder_takes_its_ledger_along(real: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_moved_folder_takes_its_ledger_along(real, monkeypatch):
     monkeypatch.chdir(real.parent)
     with Ledger("ledger.jsonl") as ledger:  # by a path that is relative to the folder
         monkeypatch.chdir("/")
@@ -153,7 +148,7 @@ def test_a_moved_folder_takes_its_ledger_along(real: Path, monkeypatch: pytest.M
     assert Ledger.read(real).events == {EVENT: 4}
 
 
-def test_what_is_written_is_what_the_path_names(real: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_written_is_what_the_path_names(real, monkeypatch):
     """Between opening and locking, the writer that held the file has replaced it."""
     held = Ledger(real)
     steps(held, 5)
@@ -178,9 +173,7 @@ def test_what_is_written_is_what_the_path_names(real: Path, monkeypatch: pytest.
     assert Ledger.read(real).committed == 12
 
 
-def test_a_file_that_was_replaced_where_it_is_mounted_alone_is_refused(
-    real: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_was_replaced_where_it_is_mounted_alone_is_refused(real, monkeypatch):
     """A mount of one file goes on showing the old one, which then has no name left."""
     with Ledger(real) as ledger:
         steps(ledger, 4)
@@ -192,7 +185,7 @@ def test_a_file_that_was_replaced_where_it_is_mounted_alone_is_refused(
             open_again(real)
 
 
-def test_a_device_or_a_pipe_is_no_ledger(tmp_path: Path) -> None:
+def test_a_device_or_a_pipe_is_no_ledger(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for place in ("/dev/full", "/dev/zero", "/dev/null", tmp_path / "pipe"):
         for open_it in (Ledger, Ledger.read, Ledger.repair):

@@ -1,7 +1,5 @@
 """A reader beside a writer sees whole lines and no damage; what a power failure leaves can be repaired."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import subprocess
@@ -19,7 +17,6 @@ EVENT, OTHER = PoissonGaussian(0.01, 1.1), Gaussian(7.0)
 
 
 def writer(path: Path) -> int:
-    """A descriptor that holds the lock of a writer."""
     descriptor = os.open(path, os.O_RDWR)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     return descriptor
@@ -28,7 +25,7 @@ def writer(path: Path) -> int:
 # Beside a writer
 
 
-def test_a_line_that_is_being_written_is_left_out(small: Path) -> None:
+def test_a_line_that_is_being_written_is_left_out(small):
     content = small.read_bytes()
     held = writer(small)
     for kept in range(0, len(content), 7):
@@ -38,7 +35,7 @@ def test_a_line_that_is_being_written_is_left_out(small: Path) -> None:
     os.close(held)
 
 
-def test_a_line_that_was_cut_is_damage_where_nobody_writes(small: Path) -> None:
+def test_a_line_that_was_cut_is_damage_where_nobody_writes(small):
     small.write_bytes(small.read_bytes()[:-9])
     with pytest.raises(ValueError, match=r"line 4: this last line was cut off"):
         Ledger.read(small)
@@ -50,7 +47,7 @@ def test_a_line_that_was_cut_is_damage_where_nobody_writes(small: Path) -> None:
     os.close(held)
 
 
-def test_a_reader_keeps_no_lock_and_hinders_no_writer(small: Path) -> None:
+def test_a_reader_keeps_no_lock_and_hinders_no_writer(small):
     small.write_bytes(small.read_bytes()[:-9])
     with pytest.raises(ValueError, match="cut off"):
         Ledger.read(small)
@@ -101,7 +98,7 @@ with Ledger(Path(sys.argv[1])) as ledger:
 """
 
 
-def test_a_reader_beside_a_busy_writer_never_sees_damage(path: Path) -> None:
+def test_a_reader_beside_a_busy_writer_never_sees_damage(path):
     with Ledger(path) as ledger:
         ledger.charge(OTHER)
     with subprocess.Popen([sys.executable, "-c", WRITER, str(path)]) as process:
@@ -127,7 +124,7 @@ def test_a_reader_beside_a_busy_writer_never_sees_damage(path: Path) -> None:
 
 
 @pytest.mark.parametrize("zeros", [1, 4096, 100_000])
-def test_zeros_at_the_end_are_dropped_with_the_line_that_they_are_part_of(small: Path, zeros: int) -> None:
+def test_zeros_at_the_end_are_dropped_with_the_line_that_they_are_part_of(small, zeros):
     content = small.read_bytes()
     for kept in (*range(1, len(content), 61), len(content)):
         before = content[: content.rfind(b"\n", 0, kept) + 1]
@@ -141,7 +138,7 @@ def test_zeros_at_the_end_are_dropped_with_the_line_that_they_are_part_of(small:
         Ledger.read(small)
 
 
-def test_a_file_of_zeros_is_one_line_that_was_never_written_or_many_that_were_lost(path: Path) -> None:
+def test_a_file_of_zeros_is_one_line_that_was_never_written_or_many_that_were_lost(path):
     path.write_bytes(b"\0" * 480)
     with pytest.raises(ValueError, match="480 zero bytes"):
         Ledger.read(path)
@@ -152,9 +149,7 @@ def test_a_file_of_zeros_is_one_line_that_was_never_written_or_many_that_were_lo
         Ledger.repair(path)
 
 
-def test_a_repair_that_is_killed_between_its_two_writes_is_repaired_again(
-    small: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_repair_that_is_killed_between_its_two_writes_is_repaired_again(small, monkeypatch):
     content = small.read_bytes()
     small.write_bytes(content[:-1] + b"\0" * 64)
 

@@ -1,7 +1,5 @@
 """Several runs on one ledger: each line names its run, and each run has its own steps alone."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import subprocess
@@ -19,7 +17,7 @@ from noisette.errors import PrivacyError
 EVENT = PoissonGaussian(0.01, 1.1)
 
 
-def test_each_line_names_its_run_after_its_steps(path: Path) -> None:
+def test_each_line_names_its_run_after_its_steps(path):
     run = RecordedRun()
     with Ledger(path) as ledger:
         ledger.reserve(EVENT, 4, run=run)
@@ -37,7 +35,7 @@ def test_each_line_names_its_run_after_its_steps(path: Path) -> None:
     assert Ledger.read(path).paid[Series(EVENT, run.id)] == 1
 
 
-def test_closing_one_run_gives_back_its_own_steps_alone(path: Path) -> None:
+def test_closing_one_run_gives_back_its_own_steps_alone(path):
     one, two = RecordedRun(), RecordedRun()
     with Ledger(path) as ledger:
         ledger.reserve(EVENT, 8, run=one)
@@ -56,7 +54,7 @@ def test_closing_one_run_gives_back_its_own_steps_alone(path: Path) -> None:
     assert Ledger.read(path).committed == 9
 
 
-def test_two_objects_of_one_run_each_give_back_what_they_reserved(path: Path) -> None:
+def test_two_objects_of_one_run_each_give_back_what_they_reserved(path):
     """A run that went on beside the object that it was resumed from."""
     older = RecordedRun("same")
     newer = RecordedRun("same")
@@ -78,7 +76,7 @@ def sealed(*lines: tuple[Kind, str, int | None, int]) -> bytes:
     return content
 
 
-def test_more_commits_than_reservations_are_refused_though_the_digests_fit(path: Path) -> None:
+def test_more_commits_than_reservations_are_refused_though_the_digests_fit(path):
     reserve, commit, release = (Kind.RESERVE, "", None, 3), (Kind.COMMIT, "", None, 1), (Kind.RELEASE, "", None, 3)
     path.write_bytes(sealed(reserve, commit, release))
     with pytest.raises(ValueError, match=r"line 3: .*more than the 3 reserved"):
@@ -88,7 +86,7 @@ def test_more_commits_than_reservations_are_refused_though_the_digests_fit(path:
 
 
 @pytest.mark.parametrize("kind", [Kind.RELEASE, Kind.COMMIT])
-def test_a_run_that_gives_back_the_steps_of_another_is_refused(path: Path, kind: Kind) -> None:
+def test_a_run_that_gives_back_the_steps_of_another_is_refused(path, kind):
     lines = [(Kind.RESERVE, "a", 5, 8), (Kind.RESERVE, "b", 5, 2)]
     path.write_bytes(sealed(*lines, (kind, "b", 5, 2)))
     assert Ledger.read(path).entries == 3
@@ -102,7 +100,7 @@ def test_a_run_that_gives_back_the_steps_of_another_is_refused(path: Path, kind:
     "facts",
     [{"run_id": 5}, {"run_id": ""}, {"run_id": None}, {"dimensions": 0}, {"dimensions": True}, {"dimensions": "5"}],
 )
-def test_what_no_writer_writes_is_refused(path: Path, facts: dict[str, object]) -> None:
+def test_what_no_writer_writes_is_refused(path, facts):
     content = json.loads(sealed((Kind.RESERVE, "a", 5, 8)))
     del content["digest"]
     text = json.dumps(content | facts)
@@ -116,7 +114,7 @@ def test_what_no_writer_writes_is_refused(path: Path, facts: dict[str, object]) 
 OLD = Path(__file__).parent / "old_ledger.jsonl"
 
 
-def test_an_old_ledger_is_read_exactly_and_goes_on(path: Path) -> None:
+def test_an_old_ledger_is_read_exactly_and_goes_on(path):
     content = OLD.read_bytes()
     assert b"run_id" not in content
     path.write_bytes(content)
@@ -131,7 +129,7 @@ def test_an_old_ledger_is_read_exactly_and_goes_on(path: Path) -> None:
 
 
 @pytest.mark.parametrize("on_disk", [True, False])
-def test_threads_may_share_a_ledger(path: Path, on_disk: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_may_share_a_ledger(path, on_disk, monkeypatch):
     monkeypatch.setattr("noisette.accounting.ledger_file.MOST_LINES", 32)
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
     failures: list[BaseException] = []
@@ -165,7 +163,7 @@ def test_threads_may_share_a_ledger(path: Path, on_disk: bool, monkeypatch: pyte
         assert Ledger.read(path).paid == ledger.paid
 
 
-def test_a_forked_process_does_not_wait_for_a_thread_of_its_parent() -> None:
+def test_a_forked_process_does_not_wait_for_a_thread_of_its_parent():
     script = """
 import os, threading, time, warnings
 from noisette.accounting import Ledger

@@ -24,17 +24,9 @@ def binomial_sum(rate, noise, order):
     """ln E2 as printed, at 50 digits and more where the moment is tiny."""
     with mpmath.workdps(80):
         q, sigma, n = mpmath.mpf(rate), mpmath.mpf(noise), order + 1
-        return float(
-            mpmath.log(
-                mpmath.fsum(
-                    mpmath.binomial(n, k)
-                    * (1 - q) ** (n - k)
-                    * q**k
-                    * mpmath.exp(mpmath.mpf(k * (k - 1)) / (2 * sigma**2))
-                    for k in range(n + 1)
-                )
-            )
-        )
+        chances = [mpmath.binomial(n, k) * (1 - q) ** (n - k) * q**k for k in range(n + 1)]
+        ratios = [mpmath.exp(mpmath.mpf(k * (k - 1)) / (2 * sigma**2)) for k in range(n + 1)]
+        return float(mpmath.log(mpmath.fdot(chances, ratios)))
 
 
 def quadrature(rate, noise, power):

@@ -11,24 +11,9 @@ from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 from scipy.special import ndtr
 from scipy.stats import binom
 
-from noisette.accounting import (
-    BallsInBinsGaussian,
-    DiscreteGaussian,
-    DpAmount,
-    FixedSizeGaussian,
-    Gaussian,
-    Laplace,
-    PldAccountant,
-    PoissonGaussian,
-    RdpAccountant,
-    RepeatAndSelect,
-    ReplacedPoissonGaussian,
-    TruncatedPoissonGaussian,
-    UserLevel,
-    ZcdpAmount,
-    pld,
-    privacy_loss,
-)
+from noisette import PldAccountant, RdpAccountant, RepeatAndSelect, TruncatedPoissonGaussian, ZcdpAmount
+from noisette.accounting import Laplace, PoissonGaussian, ReplacedPoissonGaussian, UserLevel, privacy_loss
+from noisette.accounting.events import BallsInBinsGaussian, DiscreteGaussian, DpAmount, FixedSizeGaussian, Gaussian
 from noisette.accounting.pld import Composition
 from noisette.accounting.privacy_loss import LossDistribution, TruncatedCase, directions_of, ends_of_cases
 from noisette.accounting.rdp import renyi_loss
@@ -211,17 +196,9 @@ def test_users_are_groups_and_one_record_is_a_record():
 
 def test_all_kinds_compose_with_each_other():
     """Together they cost more than any alone, and less than all amounts added up."""
-    kinds = [
-        PoissonGaussian(0.01, 1.5),
-        Gaussian(30.0),
-        TruncatedPoissonGaussian(0.01, 2.0, 130, 10_000),
-        BallsInBinsGaussian(200, 4.0),
-        Laplace(20.0),
-        DiscreteGaussian(30.0),
-        ZcdpAmount(0.001),
-        DpAmount(0.05, 1e-9),
-        RepeatAndSelect(((PoissonGaussian(0.01, 4.0), 20),), 4.0, 1.0),
-    ]
+    kinds = [PoissonGaussian(0.01, 1.5), Gaussian(30.0), TruncatedPoissonGaussian(0.01, 2.0, 130, 10_000)]
+    kinds += [BallsInBinsGaussian(200, 4.0), Laplace(20.0), DiscreteGaussian(30.0), ZcdpAmount(0.001)]
+    kinds += [DpAmount(0.05, 1e-9), RepeatAndSelect(((PoissonGaussian(0.01, 4.0), 20),), 4.0, 1.0)]
     alone = [PldAccountant().compose({kind: 3}).epsilon(delta=1e-6) for kind in kinds]
     together = PldAccountant().compose(dict.fromkeys(kinds, 3)).epsilon(delta=len(kinds) * 1e-6)
     assert max(alone) < together < 0.8 * sum(alone)
@@ -248,20 +225,15 @@ def test_a_bound_from_divergences_is_not_below_them_in_between():
     assert (either.masses * np.exp(-either.losses)).sum() <= 1 + 1e-6
 
 
+COARSE = {"privacy_loss.POINTS_PER_DEVIATION": 3, "privacy_loss.MOST_INTERVALS": 30}
+COARSE |= {"pld.ADDED_COST": 1e-2, "pld.MOST_POINTS": 20, "pld.LEAST_TERM": 1e-4}
+
+
 @pytest.mark.parametrize("event", [PoissonGaussian(0.02, 0.9), UserLevel(PoissonGaussian(0.05, 3.0), 4)])
-@pytest.mark.parametrize(
-    ("name", "module", "coarse"),
-    [
-        ("POINTS_PER_DEVIATION", privacy_loss, 3),
-        ("MOST_INTERVALS", privacy_loss, 30),
-        ("ADDED_COST", pld, 1e-2),
-        ("MOST_POINTS", pld, 20),
-        ("LEAST_TERM", pld, 1e-4),
-    ],
-)
-def test_a_coarser_computation_costs_more_and_never_less(event, name, module, coarse, monkeypatch):
+@pytest.mark.parametrize(("name", "coarse"), COARSE.items())
+def test_a_coarser_computation_costs_more_and_never_less(event, name, coarse, monkeypatch):
     fine = [delta({event: 40}, epsilon) for epsilon in (0.1, 1.0, 3.0)]
-    monkeypatch.setattr(module, name, coarse)
+    monkeypatch.setattr(f"noisette.accounting.{name}", coarse)
     directions_of.cache_clear()
     coarser = [delta({event: 40}, epsilon) for epsilon in (0.1, 1.0, 3.0)]
     assert all(more >= less for more, less in zip(coarser, fine, strict=True))

@@ -9,14 +9,8 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 from support.exact_privacy import loss_of
 
-from noisette.accounting import (
-    FixedSizeGaussian,
-    Gaussian,
-    MomentsAccountant,
-    PoissonGaussian,
-    RdpAccountant,
-    RepeatAndSelect,
-)
+from noisette import MomentsAccountant, RdpAccountant
+from noisette.accounting.events import FixedSizeGaussian, Gaussian, PoissonGaussian, RepeatAndSelect
 
 
 def test_a_tiny_cost_is_not_rounded_to_zero():

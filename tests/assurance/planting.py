@@ -66,7 +66,6 @@ class Change:
     change: str | tuple[str, str]
 
     def _place(self) -> tuple[ModuleType, Any, str]:
-        """The module, what holds the target, and its name there."""
         *path, name = f"noisette.{self.target}".split(".")
         module = importlib.import_module(path[0])
         while len(path) > 1 and hasattr(module, "__path__"):
@@ -84,7 +83,6 @@ class Change:
         self.clear_caches()
 
     def clear_caches(self) -> None:
-        """Results that were kept by another formula are forgotten."""
         for value in vars(self._place()[0]).values():
             if hasattr(value, "cache_clear"):
                 value.cache_clear()
@@ -135,34 +133,23 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 @dataclass(frozen=True)
 class Mutant:
-    """A fault of the kind that such libraries have had.
+    """A fault of the kind that such libraries have had."""
 
-    Args:
-        name: what is wrong, in a few words.
-        harm: what that would do.
-        changes: plant it.
-        caught_by: tests by their names below ``tests/``; each of them must fail.
-        seen_as: errors that show the fault beside a failed assertion.
-        on_ranks: it is planted in the processes that a test starts, not in the test's own.
-    """
-
-    name: str
-    harm: str
+    name: str  # what is wrong, in a few words
+    harm: str  # what that would do
     changes: tuple[Change, ...]
-    caught_by: tuple[str, ...]
-    seen_as: tuple[type[BaseException], ...] = ()
-    on_ranks: bool = False
+    caught_by: tuple[str, ...]  # tests by their names below ``tests/``; each of them must fail
+    seen_as: tuple[type[BaseException], ...] = ()  # errors that show the fault beside a failed assertion
+    on_ranks: bool = False  # it is planted in the processes that a test starts, not in the test's own
 
     @classmethod
     def of(cls, name: str, entry: dict[str, Any]) -> Mutant:
-        """The fault of an entry of a table."""
         harm, tests, on_ranks = entry.pop("harm"), _whole_names(entry.pop("tests")), entry.pop("on_ranks", False)
         seen_as = tuple(getattr(builtins, error) for error in entry.pop("seen_as", ()))
         changes = [Change(key, value if isinstance(value, str) else tuple(value)) for key, value in entry.items()]
         return cls(name, harm, tuple(changes), tests, seen_as, on_ranks)
 
     def patch(self, patch: pytest.MonkeyPatch) -> None:
-        """Plant the fault."""
         if self.on_ranks:
             patch.setattr(process_group, "PLANTED", self.changes)
             return
@@ -188,7 +175,6 @@ def _whole_names(tests: Sequence[str]) -> tuple[str, ...]:
 
 
 def _read(table: str) -> list[tuple[str, dict[str, Any]]]:
-    """The names and entries of a table."""
     text = (TESTS / "assurance" / "planted" / f"{table}.toml").read_text(encoding="utf-8")
     return list(tomllib.loads(text).items())
 

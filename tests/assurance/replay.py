@@ -4,8 +4,6 @@ What the mechanism is given may then differ, by the bound; all else must be the 
 Source of the idea: Cebere et al. 2026 (Re:cord-play), arXiv 2602.17454.
 """
 
-from __future__ import annotations
-
 import math
 import shutil
 from collections.abc import Mapping, Sequence

@@ -7,8 +7,6 @@ until KILLS processes were killed. Each call of the mechanism adds a byte to a f
 so that the number of calls is known from outside; the file "ended" holds the exit code of each process.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import random
@@ -70,7 +68,6 @@ def take_steps(run: PrivateRun, steps: int = STEPS, *, save_to: Path | None = No
 
 
 def live(folder: Path) -> None:
-    """One process of the run: begins or resumes it, and takes all its steps."""
     resumed = (folder / "saved" / "checkpoint.safetensors").exists()
     if (folder / "ledger.jsonl").exists():
         Ledger.repair(folder / "ledger.jsonl")

@@ -1,7 +1,5 @@
 """Limits that no statistical test can detect have the documented values."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np
@@ -14,8 +12,6 @@ from small_run import NUMBERS, parts
 
 
 class Coins:
-    """A source of bits that gives these words."""
-
     def __init__(self, words: list[int]) -> None:
         self._words = np.array(words, dtype=np.uint64)
 

@@ -1,7 +1,5 @@
 """Long and large runs take no more memory, time and room than they should. Each figure is kept with the result."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable
@@ -31,16 +29,8 @@ def own_memory() -> float:
 def test_fifty_thousand_steps_leave_memory_as_it_was(tmp_path: Path, record_property: Keep) -> None:
     held: list[float] = []
     with Ledger(tmp_path / "ledger.jsonl") as ledger:
-        run = privatize(
-            *parts(),
-            torch.randn(50, 4),
-            sampling_rate=0.1,
-            expected_batch_size=5,
-            steps=50_000,
-            noise_multiplier=4.0,
-            ledger=ledger,
-        )
-        with run:
+        declared = {"sampling_rate": 0.1, "expected_batch_size": 5, "steps": 50_000, "noise_multiplier": 4.0}
+        with privatize(*parts(), torch.randn(50, 4), ledger=ledger, **declared) as run:
             for _ in range(10):
                 take_steps(run, 5_000, save_to=tmp_path / "saved", every=1_000)
                 held.append(own_memory())

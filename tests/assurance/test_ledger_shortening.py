@@ -1,7 +1,5 @@
 """A ledger does not grow with every step: its end is put together in a few lines, whatever goes wrong meanwhile."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess
@@ -25,7 +23,6 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ends of eight lines are long."""
     monkeypatch.setattr("noisette.accounting.ledger_file.MOST_LINES", 8)
 
 
@@ -79,7 +76,6 @@ def test_a_line_whose_digest_was_asked_for_stays(path: Path) -> None:
 
 
 def test_it_is_short_before_its_end_is_named(path: Path) -> None:
-    """However often a run is saved, each time adds a few lines."""
     with Ledger(path) as ledger:
         for _ in range(5):
             steps(ledger, 100)
@@ -104,9 +100,6 @@ def test_reservations_come_first() -> None:
     assert len(shorter.heads) == 3
 
 
-# What may go wrong meanwhile
-
-
 @pytest.mark.usefixtures("_short")
 def test_without_room_for_the_shorter_file_the_long_one_goes_on(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
@@ -120,9 +113,7 @@ def test_without_room_for_the_shorter_file_the_long_one_goes_on(path: Path, monk
 
 
 @pytest.mark.usefixtures("_short")
-def test_a_file_that_may_or_may_not_have_its_name_is_written_no_more(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_may_or_may_not_have_its_name_is_written_no_more(path, monkeypatch) -> None:
     """A reservation in a file that a crash would take back is none."""
     from noisette.accounting import atomic_files
 
@@ -192,7 +183,6 @@ for number in range(0, 10**6, int(sys.argv[2])):
 
 @pytest.mark.parametrize("stride", [41, pytest.param(7, marks=pytest.mark.slow)])
 def test_a_kill_at_any_line_never_hides_a_step(tmp_path: Path, stride: int) -> None:
-    """At every seventh line that is run, or at fewer of them."""
     subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), str(stride)], check=True)
     shortened = 0
     folders = sorted(tmp_path.iterdir())

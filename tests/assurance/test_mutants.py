@@ -1,7 +1,5 @@
 """Each planted fault fails the tests that are named for it, and without a fault they pass."""
 
-from __future__ import annotations
-
 import pytest
 
 from planting import GROUPS, MUTANTS, Mutant, missed_by, outcome
@@ -19,10 +17,7 @@ def test_the_named_tests_pass_without_a_fault() -> None:
 
 @pytest.mark.parametrize(
     "mutant",
-    [
-        pytest.param(mutant, marks=[] if mutant in REPRESENTATIVES else pytest.mark.slow, id=mutant.name)
-        for mutant in MUTANTS
-    ],
+    [pytest.param(one, marks=[] if one in REPRESENTATIVES else pytest.mark.slow, id=one.name) for one in MUTANTS],
 )
 def test_a_planted_fault_is_caught(mutant: Mutant) -> None:
     assert missed_by(mutant) == {}

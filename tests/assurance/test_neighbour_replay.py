@@ -1,16 +1,14 @@
 """One record shows nowhere but in the sums that are noised: not in a file, a line, a rate, a step or an exit code."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from noisette.cli.watch import Watch
+from noisette.cli.train import Watch
 from noisette.core.steps import DpSgd
-from noisette.training.evaluation import Point
+from noisette.training.report.facts import Point
 from replay import Course, course, moved
 
 RECORDS = 401
@@ -29,7 +27,6 @@ CLASSES = np.random.default_rng(1).integers(0, 2, RECORDS + 80)
 
 
 def odd(value: float) -> np.ndarray:
-    """The numbers with such a value in the record that is taken away."""
     numbers = NUMBERS.copy()
     numbers[RECORDS - 1, ::2] = value
     return numbers
@@ -39,14 +36,11 @@ ODD = {"an ordinary record": NUMBERS, "no number": odd(np.nan), "infinite": odd(
 
 
 def write(folder: Path, numbers: np.ndarray, *, records: int) -> None:
-    """A data set of so many records, and a public test set, at a place that does not tell which."""
     train = {"x_train": numbers[:records], "y_train": CLASSES[:records]}
     np.savez(folder / "own.npz", **train, x_test=NUMBERS[RECORDS:], y_test=CLASSES[RECORDS:])
 
 
-def with_and_without(
-    tmp_path: Path, recipe: str, numbers: np.ndarray, *more: list[object], records: tuple[int, int] = (401, 400)
-) -> tuple[Course, Course]:
+def with_and_without(tmp_path, recipe, numbers, *more, records=(401, 400)) -> tuple[Course, Course]:
     """The run with all records, and that without the last of them, forced to the same released values."""
     (tmp_path / "recipe.toml").write_text('[model]\nname = "mlp"\n' + recipe)
     data = ["--data", tmp_path / "own.npz", "--classes", 2, "--size", 400]

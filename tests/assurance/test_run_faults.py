@@ -1,7 +1,5 @@
 """What goes wrong around a run: disks, files, clocks, other processes. It is refused or borne, and nothing is free."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil
@@ -22,7 +20,6 @@ from small_run import NUMBERS, STEPS, begin, go_on, parts, take_steps
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The steps that the mechanism was called for."""
     steps: list[int] = []
     whole = GaussianRelease.__call__
 
@@ -45,9 +42,6 @@ def abandon(run: PrivateRun) -> None:
     run.bound.close()
 
 
-# Disks
-
-
 @pytest.mark.parametrize(
     ("name", "after", "stride"),
     [
@@ -63,7 +57,6 @@ def abandon(run: PrivateRun) -> None:
 def test_a_disk_that_fails_at_any_call_leaves_what_is_paid_for_and_can_be_gone_on_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: list[int], name: str, after: bool, stride: int
 ) -> None:
-    """At every ninth call, before its work or after it, or at fewer of them."""
     for at in count(0, stride):
         folder = tmp_path / str(at)
         folder.mkdir()
@@ -106,9 +99,6 @@ def begin_in_memory(dataset: Any = NUMBERS, **changes: Any) -> PrivateRun:
     return privatize(*parts(), dataset, **declared)
 
 
-# Damaged files
-
-
 def begun(folder: Path, steps: int = 70) -> None:
     run = begin(folder)
     take_steps(run, steps, save_to=folder / "saved", every=10)
@@ -145,8 +135,6 @@ def test_a_damaged_file_is_refused_and_nothing_is_touched(tmp_path: Path, which:
     go_on(tmp_path).close()
 
 
-# Odd records and batches
-
 BAD = {"nan": float("nan"), "inf": float("inf"), "-inf": -float("inf"), "1e30": 1e30, "tiny": 1e-45}
 
 
@@ -176,9 +164,6 @@ def test_no_records_at_all_are_a_run_like_another(calls: list[int]) -> None:
     with begin_in_memory(NUMBERS[:0]) as run:
         take_steps(run)
     assert calls == [0, 1, 2, 3, 4]
-
-
-# The clock, and other processes
 
 
 def test_a_clock_that_goes_back_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

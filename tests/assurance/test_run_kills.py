@@ -1,7 +1,5 @@
 """Runs whose processes are killed at random moments spend no more than planned; the ledger records every step."""
 
-from __future__ import annotations
-
 import runpy
 import subprocess
 import sys
@@ -17,7 +15,6 @@ KILLED = -9
 
 
 def killed_runs(place: Path, kills: int) -> list[Path]:
-    """The folders of runs whose processes were killed this many times in all."""
     command = [sys.executable, small_run.__file__, str(place), str(kills)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

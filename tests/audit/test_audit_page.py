@@ -1,7 +1,5 @@
 """The page on auditing your own training is correct: its code runs, and its tests pass and can fail."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from pathlib import Path
@@ -24,7 +22,7 @@ def ran(*blocks: int) -> dict[str, Any]:
     return names
 
 
-def test_the_test_of_a_bound_passes_and_fails_where_noise_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_test_of_a_bound_passes_and_fails_where_noise_is_missing(monkeypatch):
     test = ran(BOUND)["test_my_clipping_keeps_its_guarantee"]
     test()
     real = GaussianNoise.add_
@@ -37,7 +35,7 @@ def test_the_test_of_a_bound_passes_and_fails_where_noise_is_missing(monkeypatch
         test()
 
 
-def test_the_step_by_hand_is_consistent_and_a_wrong_one_is_not() -> None:
+def test_the_step_by_hand_is_consistent_and_a_wrong_one_is_not():
     names = ran(BOUND, STEP)
     assert isinstance(names["audit"], StepAudit)
     assert names["audit"].certified_mu > 0.5
@@ -49,20 +47,20 @@ def test_the_step_by_hand_is_consistent_and_a_wrong_one_is_not() -> None:
     assert unclipped.verdict is Verdict.VIOLATION
 
 
-def test_the_step_of_opacus_is_consistent() -> None:
+def test_the_step_of_opacus_is_consistent():
     pytest.importorskip("opacus")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # opacus's own, about the safety of its noise among others
         ran(BOUND, STEP, OPACUS)
 
 
-def test_neighbours_keep_the_bound_and_the_cost_is_the_stated_one() -> None:
+def test_neighbours_keep_the_bound_and_the_cost_is_the_stated_one():
     names = ran(BOUND, STEP, NEIGHBOURS, COST)
     assert names["neighbours"].verdict is Verdict.CONSISTENT
     assert len(BLOCKS) == 1 + COST
 
 
-def test_options_on_the_page_exist() -> None:
+def test_options_on_the_page_exist():
     import typer
 
     from noisette.cli import app

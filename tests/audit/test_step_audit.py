@@ -1,10 +1,9 @@
 """The step audit of the real training loop, its checks, planted faults, and batches that differ by one record."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,28 +12,11 @@ import torch.nn.functional as F
 from scipy.stats import chi2, norm
 from torch import Tensor, nn
 
-from noisette import (
-    AdaptiveClip,
-    AutomaticClipping,
-    FlatClipping,
-    GradientBound,
-    GroupwiseClipping,
-    PerExampleClip,
-    PerLayerClipping,
-)
-from noisette.audit import (
-    BehindPublicNorm,
-    LipschitzAxes,
-    Scores,
-    StepAudit,
-    Verdict,
-    assert_consistent,
-    audit_bound,
-    audit_neighbours,
-    audit_step,
-)
-from noisette.audit.step_audit import peak_across_steps, peak_within_steps, spread_z
+from noisette import AdaptiveClip, AutomaticClipping, GradientBound, GroupwiseClipping, PerExampleClip, PerLayerClipping
+from noisette.audit import BehindPublicNorm, LipschitzAxes, Scores, StepAudit, Verdict, audit_neighbours, audit_step
+from noisette.audit.step_audit import assert_consistent, audit_bound, peak_across_steps, peak_within_steps, spread_z
 from noisette.clipping.engines import BookKeeping, PerExampleLoop, ReweightGP, Vmap
+from noisette.clipping.rules import FlatClipping
 from noisette.core.clip import Accumulator, Engine
 from noisette.core.noise import GaussianNoise
 from noisette.core.release import ROUNDING
@@ -54,7 +36,7 @@ def clipping(engine: Engine) -> Callable[[nn.Module], GradientBound]:
     [*((BookKeeping(), sigma) for sigma in (0.5, 1.0, 4.0)), *((engine, 1.0) for engine in ENGINES[1:])],
     ids=lambda value: value if isinstance(value, float) else type(value).__name__,
 )
-def test_real_loop_is_the_documented_mechanism(engine: Engine, sigma: float) -> None:
+def test_real_loop_is_the_documented_mechanism(engine, sigma):
     slow = isinstance(engine, PerExampleLoop)
     audit = audit_bound(clipping(engine), noise_multiplier=sigma, steps=4 if slow else 24)
     assert_consistent(audit)
@@ -70,42 +52,36 @@ RULES = {
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-def test_every_clipping_rule_is_the_documented_mechanism(rule) -> None:
+def test_every_clipping_rule_is_the_documented_mechanism(rule):
     audit = audit_bound(lambda model: PerExampleClip(model, clipping=rule), noise_multiplier=1.0)
     assert_consistent(audit)
     assert audit.scores.shift == pytest.approx(math.sqrt(0.7) if isinstance(rule, AdaptiveClip) else 1)
     assert audit.certified_mu > 0.5
 
 
-def test_public_batch_norm_is_the_documented_mechanism() -> None:
+def test_public_batch_norm_is_the_documented_mechanism():
     audit = audit_bound(clipping(BookKeeping()), noise_multiplier=1.0, canary_model=BehindPublicNorm())
     assert_consistent(audit)
     assert audit.certified_mu > 0.5
 
 
-LIMITS = {"the loss": None, "clipped": FlatClipping(0.1)}
+def audit_of_layers(limit: FlatClipping | None) -> StepAudit:
+    axes = LipschitzAxes()
+    declared = {"loss": TauCrossEntropy(tau=2.0), "input_shape": axes.input_shape, "logit_clipping": limit}
+    return audit_bound(lambda model: LipschitzBound(model, **declared), noise_multiplier=1.0, canary_model=axes)
 
 
-def lipschitz(limit: str) -> tuple[Callable[[nn.Module], GradientBound], LipschitzAxes]:
-    canary_model, loss = LipschitzAxes(), TauCrossEntropy(tau=2.0)
-    return lambda model: LipschitzBound(
-        model, loss=loss, input_shape=canary_model.input_shape, logit_clipping=LIMITS[limit]
-    ), canary_model
-
-
-@pytest.mark.parametrize("limit", LIMITS)
-def test_lipschitz_bound_is_the_documented_mechanism(limit: str) -> None:
-    bound_of, canary_model = lipschitz(limit)
-    audit = audit_bound(bound_of, noise_multiplier=1.0, canary_model=canary_model)
+@pytest.mark.parametrize("limit", [None, FlatClipping(0.1)], ids=["the loss", "clipped"])
+def test_lipschitz_bound_is_the_documented_mechanism(limit):
+    audit = audit_of_layers(limit)
     assert_consistent(audit)
     assert audit.certified_mu > 0.5
 
 
-def test_half_of_each_sensitivity_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_of_each_sensitivity_is_caught(monkeypatch):
     real = LipschitzBound.sensitivities
     monkeypatch.setattr(LipschitzBound, "sensitivities", lambda self: {name: s / 2 for name, s in real(self).items()})
-    bound_of, canary_model = lipschitz("clipped")
-    assert audit_bound(bound_of, noise_multiplier=1.0, canary_model=canary_model).verdict is Verdict.VIOLATION
+    assert audit_of_layers(FlatClipping(0.1)).verdict is Verdict.VIOLATION
 
 
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -148,10 +124,6 @@ def sums_times(factor: float, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(BookKeeping, "clipped_sum", clipped_sum)
 
 
-def bound_for_each_of_two_parameters(patch: pytest.MonkeyPatch) -> None:
-    sums_times(1.4, patch)
-
-
 def last_piece_alone(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Accumulator, "add", lambda self, sums: setattr(self, "_sums", dict(sums)))
 
@@ -162,13 +134,13 @@ MUTANTS: dict[str, tuple[Patch, Verdict]] = {
     "noise x 0.85": (noise_times(0.85), Verdict.NOT_AS_DOCUMENTED),
     "tiled noise": (noise_changed(tiled), Verdict.NOT_AS_DOCUMENTED),
     "noise of two seeds": (noise_changed(of_two_seeds), Verdict.NOT_AS_DOCUMENTED),
-    "the bound for each of two parameters": (bound_for_each_of_two_parameters, Verdict.VIOLATION),
+    "the bound for each of two parameters": (partial(sums_times, 1.4), Verdict.VIOLATION),
     "last piece alone": (last_piece_alone, Verdict.NOT_AS_DOCUMENTED),
 }
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_planted_faults_are_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_faults_are_caught(name, monkeypatch):
     patch, verdict = MUTANTS[name]
     patch(monkeypatch)
     audit = audit_bound(clipping(BookKeeping()), noise_multiplier=1.0)
@@ -178,12 +150,11 @@ def test_planted_faults_are_caught(name: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 def ideal(random: np.random.Generator, *, steps: int = 8, canaries: int = 128, sigma: float = 1.0) -> Scores:
-    """Scores of the Gaussian mechanism, by definition."""
     inside = random.random((steps, canaries)) < 0.5
     return Scores(random.normal(size=(steps, canaries)) + inside / sigma, inside, sigma, 1 / sigma)
 
 
-def test_false_alarms_have_the_given_rate() -> None:
+def test_false_alarms_have_the_given_rate():
     """At one in a hundred for each check; 1,000 audits, so ten are expected of each, and the tail beyond 35 is 1e-9."""
     random = np.random.default_rng(12)
     alarms = np.zeros(8)
@@ -197,7 +168,7 @@ def test_false_alarms_have_the_given_rate() -> None:
 
 @pytest.mark.parametrize("n", [2, 10, 1000])
 @pytest.mark.parametrize("tail", [1e-9, 0.5])
-def test_z_score_of_the_spread_follows_the_distribution_of_a_variance(n: int, tail: float) -> None:
+def test_z_score_of_the_spread_follows_the_distribution_of_a_variance(n, tail):
     """A variance at a quantile of its distribution has about the z of that quantile, also for few values."""
     variance = chi2.isf(tail, n - 1) / (n - 1)
     values = np.resize([1.0, -1.0], n)
@@ -207,15 +178,14 @@ def test_z_score_of_the_spread_follows_the_distribution_of_a_variance(n: int, ta
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 30), (3, 1), (2, 22)])
-def test_the_smallest_audits_have_a_verdict(shape: tuple[int, int]) -> None:
-    """One score, one step, one canary, all in or all out."""
+def test_the_smallest_audits_have_a_verdict(shape):
     for inside in (True, False):
         scores = Scores(np.zeros(shape), np.full(shape, inside), noise_multiplier=1.0, shift=1.0)
         audit = StepAudit(scores)
         assert audit.certified_mu == 0
 
 
-def test_peaks_exceed_z_at_most_at_the_stated_rate() -> None:
+def test_peaks_exceed_z_at_most_at_the_stated_rate():
     """The tail probability of a peak bounds its frequency, also for lags with few terms."""
     random = np.random.default_rng(13)
     samples = random.normal(size=(4_000, 1, 60))
@@ -229,7 +199,7 @@ def test_peaks_exceed_z_at_most_at_the_stated_rate() -> None:
             assert (peaks[:, 0] > z).sum() <= allowed
 
 
-def test_a_peak_is_the_z_of_a_sum_where_there_are_many_terms() -> None:
+def test_a_peak_is_the_z_of_a_sum_where_there_are_many_terms():
     n = 40_000
     for z in (0.0, 2.0, 6.0):
         peak, pairs = peak_across_steps(np.stack([np.ones(n), np.full(n, z / np.sqrt(n))]))
@@ -237,7 +207,7 @@ def test_a_peak_is_the_z_of_a_sum_where_there_are_many_terms() -> None:
         assert peak == pytest.approx(z, rel=1e-2)
 
 
-def test_limits_divide_the_false_alarm_among_all_sums() -> None:
+def test_limits_divide_the_false_alarm_among_all_sums():
     audit = StepAudit(ideal(np.random.default_rng(16), steps=24, canaries=512), false_alarm=1e-7)
     looks = {"correlation within a step": 24 * 491, "correlation between steps": 24 * 23 // 2}
     for check in audit.checks:
@@ -253,7 +223,7 @@ def by_hand(records: torch.Tensor, *, bound: float = 2.0, sigma: float = 1.0, sc
     return scale * (clipped.sum(0) + sigma * bound * torch.randn(records.shape[1]))
 
 
-def test_a_step_by_hand_is_consistent() -> None:
+def test_a_step_by_hand_is_consistent():
     audit = audit_step(by_hand, bound=2.0, noise_multiplier=1.0)
     assert_consistent(audit)
     assert audit.certified_mu > 0.6
@@ -264,21 +234,17 @@ FAULTS = {
     "bound taken twice": (lambda x: by_hand(x, bound=4.0, sigma=0.5), Verdict.VIOLATION),
     "divided by the batch": (lambda x: by_hand(x, scale=1 / 300), Verdict.NOT_AS_DOCUMENTED),
     "twice the noise": (lambda x: by_hand(x, sigma=2.0), Verdict.NOT_AS_DOCUMENTED),
-    "one noise for all": (lambda x: by_hand(x, sigma=1e-9) + 2 * torch.randn(1), Verdict.VIOLATION),
+    "one noise": (lambda x: by_hand(x, sigma=1e-9) + 2 * torch.randn(1), Verdict.VIOLATION, Verdict.NOT_AS_DOCUMENTED),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_faults_of_a_step_by_hand_are_found(fault: str) -> None:
-    step, verdict = FAULTS[fault]
-    audit = audit_step(step, bound=2.0, noise_multiplier=1.0)
-    if fault == "one noise for all":
-        assert audit.verdict is not Verdict.CONSISTENT
-    else:
-        assert audit.verdict is verdict
+def test_faults_of_a_step_by_hand_are_found(fault):
+    step, *verdicts = FAULTS[fault]
+    assert audit_step(step, bound=2.0, noise_multiplier=1.0).verdict in verdicts
 
 
-def test_a_step_that_returns_something_else_is_refused() -> None:
+def test_a_step_that_returns_something_else_is_refused():
     with pytest.raises(ValueError, match=r"expected the step to return a tensor of 520 elements, got \(3,\)"):
         audit_step(lambda x: torch.zeros(3), bound=1.0, noise_multiplier=1.0)
     with pytest.raises(ValueError, match="got NoneType"):
@@ -315,7 +281,7 @@ BOUNDS = {
 
 
 @pytest.mark.parametrize("name", BOUNDS)
-def test_a_record_moves_a_sum_by_no_more_than_the_bound(name: str) -> None:
+def test_a_record_moves_a_sum_by_no_more_than_the_bound(name):
     by_layers, pairs = name == "LipschitzBound", 6 if name == "PerExampleLoop" else 50
     audit = audit_neighbours(
         BOUNDS[name](), draw, (lambda model, x, y: TAU(model(x), y)) if by_layers else loss, pairs=pairs
@@ -325,7 +291,7 @@ def test_a_record_moves_a_sum_by_no_more_than_the_bound(name: str) -> None:
     assert (0.2 if by_layers else 0.99) < audit.worst < 1 + ROUNDING, "the bound is reached, and not exceeded"
 
 
-def test_a_sum_that_moves_too_far_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sum_that_moves_too_far_is_found(monkeypatch):
     sums_times(1.1, monkeypatch)
     audit = audit_neighbours(PerExampleClip(network(), 0.5), draw, loss, pairs=2)
     assert audit.verdict is Verdict.VIOLATION

@@ -1,8 +1,4 @@
-from __future__ import annotations
-
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -36,14 +32,13 @@ class PrivacyEngine:
         optimizer.step = step
 """
 
-MakeReport = Callable[..., dict[str, Any]]
 
-
-def _a_cell(model: str, title: str, batch: int, rows: dict[str, Any], **more: Any) -> dict[str, Any]:
+def _cell(model: str, title: str, batch: int, rows: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"model": model, "title": title, "batch": batch, "image": None, "target": None, "methods": rows, **more}
 
 
-def _a_report(name: str, **more: Any) -> dict[str, Any]:
+@pytest.fixture
+def report():
     """The report of an experiment with two cells: one method failed, and is unknown to this version."""
     rows = {
         "plain": {"seconds": 0.002, "each": [0.002], "ratio": 1.0},
@@ -52,20 +47,14 @@ def _a_report(name: str, **more: Any) -> dict[str, Any]:
         "Elsewhere": {"error": "MemoryError: 3 < 4"},
     }
     versions = {"torch": "2.10", "opacus": None}
-    title = {"experiment": name, "title": "Time per step", "about": "What it is about."}
-    return {
-        **title,
-        "unit": "seconds",
-        "axis": None,
-        "rounds": 3,
-        "hardware": {"processor": "A processor", "device": "cpu", "threads": 2, "python": "3.12", "versions": versions},
-        "cells": [_a_cell("mlp", "MLP", 128, rows, target=1.5), _a_cell("resnet18", "ResNet-18", 4, rows, image=64)],
-        **more,
-    }
+    hardware = {"processor": "A processor", "device": "cpu", "threads": 2, "python": "3.12", "versions": versions}
+    cells = [_cell("mlp", "MLP", 128, rows, target=1.5), _cell("resnet18", "ResNet-18", 4, rows, image=64)]
+    about = {"experiment": "targets", "title": "Time per step", "about": "What it is about.", "unit": "seconds"}
+    return about | {"axis": None, "rounds": 3, "hardware": hardware, "cells": cells}
 
 
 @pytest.fixture
-def fastdp(tmp_path: Path) -> Iterator[Path]:
+def fastdp(tmp_path):
     """A checkout of a library that looks like fastDP from outside: it steps by its noise alone, upwards."""
     package = tmp_path / "checkout" / "fastDP"
     package.mkdir(parents=True)
@@ -79,17 +68,7 @@ def fastdp(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def a_report() -> MakeReport:
-    return _a_report
-
-
-@pytest.fixture
-def report() -> dict[str, Any]:
-    return _a_report("targets")
-
-
-@pytest.fixture
-def compared() -> dict[str, Any]:
+def compared(report):
     """A report with compiled plain training and a peer."""
     rows = {
         "plain": {"seconds": 0.002, "each": [0.002], "ready": 0.1, "ratio": 1.0, "ratio_compiled": 1.25},
@@ -97,5 +76,5 @@ def compared() -> dict[str, Any]:
         "compiled": {"seconds": 0.0024, "each": [0.0024], "ready": 21.0, "ratio": 1.2, "ratio_compiled": 1.5},
         "Opacus-ghost": {"seconds": 0.004, "each": [0.004], "ready": 0.2, "ratio": 2.0, "ratio_compiled": 2.5},
     }
-    cells = [_a_cell("mlp", "MLP", batch, rows, target=1.1, target_compiled=1.0) for batch in (128, 1024)]
-    return _a_report("targets", cells=cells)
+    cells = [_cell("mlp", "MLP", batch, rows, target=1.1, target_compiled=1.0) for batch in (128, 1024)]
+    return report | {"cells": cells}

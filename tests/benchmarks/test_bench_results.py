@@ -1,12 +1,9 @@
 """Reports of measurements, their comparison, figures and page."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -22,12 +19,10 @@ from benchmarks.steps.results import page
 from benchmarks.steps.step_time import step_times
 from benchmarks.table import PAGE, table, updated
 
-MakeReport = Callable[..., dict[str, Any]]
-
 SETTINGS = Settings(rounds=2, threads=1, device="cpu")
 
 
-def test_a_report_holds_hardware_seconds_and_ratios() -> None:
+def test_a_report_holds_hardware_seconds_and_ratios():
     experiment = EXPERIMENTS["targets"].only(["mlp"], ["BookKeeping"], [4], None)
     parts: list[float] = []
     report = list(measure("targets", experiment, SETTINGS, parts.append))[-1]
@@ -43,7 +38,7 @@ def test_a_report_holds_hardware_seconds_and_ratios() -> None:
     assert sum(parts) == pytest.approx(1)
 
 
-def test_ratios_are_to_each_plain_training_that_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ratios_are_to_each_plain_training_that_was_measured(monkeypatch):
     rows = {"plain": {"seconds": 2.0}, "plain-compiled": {"seconds": 1.0}, "compiled": {"seconds": 3.0}}
     monkeypatch.setattr("benchmarks.steps.experiments.step_times", lambda *_: rows)
     experiment = EXPERIMENTS["targets"].only(["mlp"], None, None, None)
@@ -53,9 +48,7 @@ def test_ratios_are_to_each_plain_training_that_was_measured(monkeypatch: pytest
     assert first["methods"]["compiled"] == {"seconds": 3.0, "ratio": 1.5, "ratio_compiled": 3.0}
 
 
-def test_the_precision_of_steps_is_that_of_autocast(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, a_report: MakeReport
-) -> None:
+def test_the_precision_of_steps_is_that_of_autocast(monkeypatch, tmp_path, report):
     seen: list[bool] = []
 
     def method(*_: object) -> Callable[[], None]:
@@ -67,26 +60,24 @@ def test_the_precision_of_steps_is_that_of_autocast(
     assert len(seen) > 2
     assert seen == sorted(seen)
     assert {*seen} == {False, True}
-    results.write(a_report("fig5", dtype="bfloat16"), tmp_path)
+    results.write(report | {"dtype": "bfloat16"}, tmp_path)
     assert "autocast to bfloat16" in (tmp_path / "bench.html").read_text()
 
 
-def test_the_committed_results_can_be_read_and_drawn() -> None:
+def test_the_committed_results_can_be_read_and_drawn():
     committed = results.read(Path(__file__).parents[2] / "benchmarks" / "results")
     assert {report["experiment"] for report in committed} >= {"targets", "clipless"}
     assert "<svg" in results.page(committed)
 
 
-def test_the_page_lists_a_failure_with_its_cells_and_says_which_plain_training_a_ratio_is_to(
-    report: dict[str, Any], compared: dict[str, Any]
-) -> None:
+def test_the_page_lists_a_failure_with_its_cells_and_says_which_plain_training_a_ratio_is_to(report, compared):
     assert "Elsewhere failed on MLP, batch 128; ResNet-18, 64 × 64, batch 4: MemoryError: 3 &lt; 4" in page([report])
     text = " ".join(re.sub(r"<[^>]*>", " ", page([compared])).split())
     assert "MLP, batch 128 2 ms 1.6 ms 1.1 × 1 × compiled 1.20 × 1.50 × compiled 2.4 ms 2.00 ×" in text
     assert "1.50 × 1.67 × Opacus ghost" in text
 
 
-def test_the_best_of_noisette_is_held_against_the_quicker_plain_training(compared: dict[str, Any]) -> None:
+def test_the_best_of_noisette_is_held_against_the_quicker_plain_training(compared):
     [cell, _] = compared["cells"]
     assert best_of(cell, "seconds", OURS) == ("compiled", 0.0024)
     assert overhead(cell, "seconds") == pytest.approx(1.5)
@@ -96,7 +87,7 @@ def test_the_best_of_noisette_is_held_against_the_quicker_plain_training(compare
     assert overhead(cell, "seconds") == pytest.approx(0.5)
 
 
-def test_the_lead_is_over_the_best_mode_of_any_peer(compared: dict[str, Any]) -> None:
+def test_the_lead_is_over_the_best_mode_of_any_peer(compared):
     [cell, _] = compared["cells"]
     assert ahead(cell, "seconds") == ("Opacus-ghost", pytest.approx(4 / 2.4))
     cell["methods"]["fastDP-MixOpt"] = {"seconds": 0.003}
@@ -105,7 +96,7 @@ def test_the_lead_is_over_the_best_mode_of_any_peer(compared: dict[str, Any]) ->
     assert ahead(cell, "seconds") is None
 
 
-def test_the_summary_is_a_geometric_mean_and_the_smallest_lead(compared: dict[str, Any]) -> None:
+def test_the_summary_is_a_geometric_mean_and_the_smallest_lead(compared):
     first, second = compared["cells"]
     second["methods"] = {**second["methods"], "compiled": {"seconds": 0.0006}}  # 0.375 of the quicker plain
     assert summary(compared) == [
@@ -117,7 +108,7 @@ def test_the_summary_is_a_geometric_mean_and_the_smallest_lead(compared: dict[st
     assert first["methods"]["compiled"]["seconds"] == 0.0024
 
 
-def test_the_page_holds_the_table_of_the_committed_results_whose_rows_name_the_best(compared: dict[str, Any]) -> None:
+def test_the_page_holds_the_table_of_the_committed_results_whose_rows_name_the_best(compared):
     text = PAGE.read_text(encoding="utf-8")
     assert updated(text) == text, "run python -m benchmarks.table"
     lines = table(compared).splitlines()

@@ -1,7 +1,5 @@
 """``make gpu`` takes every part, also on a processor with tiny sizes; what ends it is a result like any other."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -17,7 +15,7 @@ from benchmarks.steps.precision import PRECISIONS
 
 
 @pytest.mark.slow
-def test_every_part_is_taken_on_a_processor(tmp_path: Path) -> None:
+def test_every_part_is_taken_on_a_processor(tmp_path):
     with pytest.raises(SystemExit) as ended:
         gpu.main(["--device", "cpu", "--smoke", "--out", str(tmp_path)])
     written = json.loads((tmp_path / "gpu-cpu.json").read_text())
@@ -36,18 +34,18 @@ def test_every_part_is_taken_on_a_processor(tmp_path: Path) -> None:
     assert (tmp_path / "gpu-cpu" / "bfloat16" / "fig5.svg").exists()
 
 
-def test_without_a_gpu_one_sentence_and_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_gpu_one_sentence_and_an_error(capsys):
     if gpu.torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     with pytest.raises(SystemExit, match=r"^No GPU: torch finds no CUDA device, so nothing was run\.$"):
         gpu.main([])
     script = Path(gpu_environment.__file__)
-    done = subprocess.run([sys.executable, script, sys.executable], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, script, sys.executable], capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr == f"No GPU: torch finds no CUDA device in any of {sys.executable}, so nothing was run.\n"
 
 
-def test_a_part_that_takes_too_long_is_cut_off_and_keeps_what_it_wrote(tmp_path: Path) -> None:
+def test_a_part_that_takes_too_long_is_cut_off_and_keeps_what_it_wrote(tmp_path):
     (tmp_path / "slow.py").write_text("import time\nprint('{\"a\": 1}', flush=True)\ntime.sleep(60)\n")
 
     def run(where: Place, seconds: float) -> gpu.Result:
@@ -64,7 +62,7 @@ def test_a_part_that_takes_too_long_is_cut_off_and_keeps_what_it_wrote(tmp_path:
     assert summary(result).startswith("cut off after 3 s")
 
 
-def test_the_commands_of_all_parts_are_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_of_all_parts_are_understood(tmp_path, monkeypatch):
     """Those that measure: each experiment has the model, and each method that is there is known."""
     given: list[tuple[str, ...]] = []
 
@@ -86,7 +84,7 @@ def test_the_commands_of_all_parts_are_understood(tmp_path: Path, monkeypatch: p
     assert not (tmp_path / "random.npz").exists()
 
 
-def test_missing_packages_are_the_requirements_that_are_not_there() -> None:
+def test_missing_packages_are_the_requirements_that_are_not_there():
     everything = gpu_environment.missing_packages([])
     assert {"cryptography", "typer", "opacus", "hypothesis"} <= set(map(gpu_environment.normal, everything))
     assert not any(line.startswith(("noisette", "ruff", "pyright")) for line in everything)

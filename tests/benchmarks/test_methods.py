@@ -1,12 +1,9 @@
 """The methods that are measured take the same step."""
 
-from __future__ import annotations
-
 import copy
 import sys
 import warnings
 from functools import partial
-from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -26,7 +23,7 @@ CLIPPED = [name for name in METHODS if name not in OTHERS] + [COMPILED]
 
 
 @pytest.fixture
-def nearly_no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+def nearly_no_noise(monkeypatch):
     monkeypatch.setattr(sgd, "NOISE_MULTIPLIER", 1e-9)
 
 
@@ -58,7 +55,7 @@ def clipped_step(model: nn.Module, data: sgd.Data) -> dict[str, Tensor]:
 
 @pytest.mark.usefixtures("nearly_no_noise")
 @pytest.mark.parametrize("method", CLIPPED)
-def test_every_method_that_clips_takes_the_same_step(method: str) -> None:
+def test_every_method_that_clips_takes_the_same_step(method):
     model, data = of_mlp(5)
     before = {name: p.clone() for name, p in model.state_dict().items()}
     expected = clipped_step(model, data)
@@ -68,7 +65,7 @@ def test_every_method_that_clips_takes_the_same_step(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", CLIPPED)
-def test_every_method_that_clips_adds_noise(method: str) -> None:
+def test_every_method_that_clips_adds_noise(method):
     model, data = of_mlp(2)
     expected = clipped_step(model, data)
     after = weights_after_a_step(method, model, data)
@@ -78,7 +75,7 @@ def test_every_method_that_clips_adds_noise(method: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["captured", COMPILED])
-def test_a_captured_step_is_no_eager_step(name: str) -> None:
+def test_a_captured_step_is_no_eager_step(name):
     """After the two steps that make it ready, and the one that compares again."""
     with private.uncaptured_is_an_error():
         step = METHODS[name](*of_mlp(8))
@@ -89,7 +86,7 @@ def test_a_captured_step_is_no_eager_step(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["captured", COMPILED])
-def test_a_step_that_cannot_be_captured_is_an_error(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_cannot_be_captured_is_an_error(name, monkeypatch):
     def no_trace(*_: object) -> None:
         raise CaptureError("there is no graph")
 
@@ -101,7 +98,7 @@ def test_a_step_that_cannot_be_captured_is_an_error(name: str, monkeypatch: pyte
             step()
 
 
-def test_compiled_plain_training_is_plain_training_in_a_compiled_function(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_plain_training_is_plain_training_in_a_compiled_function(monkeypatch):
     model, data = of_mlp(5)
     copied = copy.deepcopy(model)
     expected = weights_after_a_step("plain", model, data)
@@ -119,7 +116,7 @@ def test_compiled_plain_training_is_plain_training_in_a_compiled_function(monkey
 
 
 @pytest.mark.usefixtures("nearly_no_noise")
-def test_a_clipless_step_is_a_plain_step_and_a_projection() -> None:
+def test_a_clipless_step_is_a_plain_step_and_a_projection():
     cell = Cell("lipschitz-dense", batch=5)
     model, data = cell.model("cpu"), cell.data("cpu")
     params = list(model.parameters())
@@ -132,9 +129,7 @@ def test_a_clipless_step_is_a_plain_step_and_a_projection() -> None:
 
 
 @pytest.mark.parametrize("name", FASTDP)
-def test_it_is_imported_from_the_path_and_its_optimizer_takes_the_step(
-    name: str, fastdp: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_is_imported_from_the_path_and_its_optimizer_takes_the_step(name, fastdp, capsys):
     assert not peer_fastdp.is_found()
     peer_fastdp.look_in(fastdp)
     assert peer_fastdp.is_found()
@@ -150,7 +145,7 @@ def test_it_is_imported_from_the_path_and_its_optimizer_takes_the_step(
     assert capsys.readouterr().out == ""
 
 
-def test_a_run_takes_noised_steps_by_its_ledger_and_its_parts_leave_the_weights() -> None:
+def test_a_run_takes_noised_steps_by_its_ledger_and_its_parts_leave_the_weights():
     data = Cell("mlp", batch=8, records=64).data("cpu")
     assert (len(data.targets), data.size, data.sampling_rate) == (64, 8, 1 / 8)
     for name in whole_run.METHODS:

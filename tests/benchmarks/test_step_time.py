@@ -1,11 +1,8 @@
 """Time and memory of a step."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -17,8 +14,6 @@ from benchmarks.steps.memory import kibibytes, memory_limit
 from benchmarks.steps.methods import METHODS
 from benchmarks.steps.step_time import step_times
 
-Add = Callable[[str, Callable[[], object]], None]
-Wait = Callable[[float], None]
 CELL = Cell("mlp", batch=2)
 SETTINGS = Settings(rounds=3, threads=1, device="cpu")
 
@@ -27,8 +22,7 @@ def ignore(part: float) -> None: ...
 
 
 @pytest.fixture
-def method(monkeypatch: pytest.MonkeyPatch) -> Add:
-    """Adds a method of this name with this step."""
+def method(monkeypatch):
 
     def add(name: str, step: Callable[[], object]) -> None:
         monkeypatch.setitem(METHODS, name, lambda model, data: step)
@@ -37,7 +31,7 @@ def method(monkeypatch: pytest.MonkeyPatch) -> Add:
 
 
 @pytest.fixture
-def wait(monkeypatch: pytest.MonkeyPatch) -> Wait:
+def wait(monkeypatch):
     """Advances a simulated clock, which nothing else advances."""
     now = 0.0
 
@@ -49,7 +43,7 @@ def wait(monkeypatch: pytest.MonkeyPatch) -> Wait:
     return pass_by
 
 
-def test_methods_take_turns_and_each_comes_first_as_often(method: Add, wait: Wait) -> None:
+def test_methods_take_turns_and_each_comes_first_as_often(method, wait):
     taken: list[str] = []
 
     def step(name: str) -> None:
@@ -62,14 +56,14 @@ def test_methods_take_turns_and_each_comes_first_as_often(method: Add, wait: Wai
     assert "".join(taken) == "aabb" + "ab" + "baabba"
 
 
-def test_the_median_of_the_measured_turns_counts_and_warm_up_does_not(method: Add, wait: Wait) -> None:
+def test_the_median_of_the_measured_turns_counts_and_warm_up_does_not(method, wait):
     waits = iter([32.0, 32.0, 16.0, 1.0, 4.0, 2.0])
     method("a", lambda: wait(next(waits)))
     row = step_times(CELL, ["a"], SETTINGS, ignore)["a"]
     assert row == {"seconds": 2.0, "each": [1.0, 4.0, 2.0], "ready": 64.0}
 
 
-def test_rounds_end_after_the_given_time_once_there_are_three(method: Add, wait: Wait) -> None:
+def test_rounds_end_after_the_given_time_once_there_are_three(method, wait):
     method("a", lambda: wait(1.0))
     parts: list[float] = []
     settings = Settings(rounds=9, threads=1, device="cpu", seconds=4.5)
@@ -79,7 +73,7 @@ def test_rounds_end_after_the_given_time_once_there_are_three(method: Add, wait:
     assert step_times(CELL, ["a"], late, ignore)["a"]["each"] == [1.0] * 3
 
 
-def test_a_slow_method_is_measured_once(method: Add, wait: Wait) -> None:
+def test_a_slow_method_is_measured_once(method, wait):
     waits = iter([64.0, 64.0, 32.0])
     method("slow", lambda: wait(next(waits)))
     method("quick", lambda: wait(0.5))
@@ -88,7 +82,7 @@ def test_a_slow_method_is_measured_once(method: Add, wait: Wait) -> None:
     assert rows["quick"] == {"seconds": 0.5, "each": [0.5] * 3, "ready": 1.0}
 
 
-def test_a_method_that_fails_late_is_a_result_and_the_others_continue(method: Add) -> None:
+def test_a_method_that_fails_late_is_a_result_and_the_others_continue(method):
     taken: list[int] = []
 
     def fourth_time_unlucky() -> None:
@@ -103,7 +97,7 @@ def test_a_method_that_fails_late_is_a_result_and_the_others_continue(method: Ad
     assert len(rows["plain"]["each"]) == 3
 
 
-def test_the_memory_limit_applies_in_its_block_only() -> None:
+def test_the_memory_limit_applies_in_its_block_only():
     import resource
 
     before = resource.getrlimit(resource.RLIMIT_DATA)
@@ -127,7 +121,7 @@ print(memory.growth(Cell("mlp", batch=2), "holds", "cpu"), memory.growth(Cell("m
 """
 
 
-def test_the_peak_of_a_step_counts_memory_that_is_freed_later() -> None:
+def test_the_peak_of_a_step_counts_memory_that_is_freed_later():
     """In a process of its own, because earlier tests may have chosen to keep freed memory."""
     done = subprocess.run([sys.executable, "-c", MEASURED], capture_output=True, text=True, check=True)
     held, idle = map(float, done.stdout.split())
@@ -136,7 +130,7 @@ def test_the_peak_of_a_step_counts_memory_that_is_freed_later() -> None:
 
 
 @pytest.mark.slow
-def test_a_fresh_process_measures_a_step() -> None:
+def test_a_fresh_process_measures_a_step():
     parts: list[float] = []
     rows = memory.peak_memory(Cell("mlp", batch=512), ["plain"], SETTINGS, parts.append)
     assert rows["plain"]["bytes"] > 4 * 136_074  # at least the gradients
@@ -147,9 +141,7 @@ def test_a_fresh_process_measures_a_step() -> None:
     ("end", "message"),
     [("kill -9 $$", "memory ran out"), ("echo 'a trace\nError: no such thing' >&2; exit 1", "Error: no such thing")],
 )
-def test_a_process_that_ends_early_is_a_result(
-    end: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_ends_early_is_a_result(end, message, tmp_path, monkeypatch):
     program = tmp_path / "python"
     program.write_text(f"#!/bin/sh\n{end}\n")
     program.chmod(0o755)

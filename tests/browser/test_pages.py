@@ -1,12 +1,9 @@
 """Pages in a real browser: no message on the console, no request to another server, nothing wider than the window."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,13 +14,8 @@ sync_api = pytest.importorskip("playwright.sync_api", reason="the extra `browser
 
 ROOT = Path(__file__).parents[2]
 CHROMIUM = shutil.which("chromium")
-SWITCHES = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
+OFF = ("gpu", "background-networking", "component-update", "sync")
+SWITCHES = ["--no-sandbox", *(f"--disable-{part}" for part in OFF)]
 WINDOWS = [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]
 PAGES = ["index.html", "reference/api.html", "reference/commands.html", "reference/refusals.html", "assurance.html"]
 PAGES += ["reference/recipe-keys.html", "tutorials/1_first_network.html", "benchmarks.html"]
@@ -36,7 +28,7 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[sync_api.Browser]:
+def browser():
     with sync_api.sync_playwright() as playwright:
         opened = playwright.chromium.launch(executable_path=CHROMIUM, args=SWITCHES)
         yield opened
@@ -71,37 +63,27 @@ def is_remote(url: str) -> bool:
     return not url.startswith(("file:", "data:", "blob:", "about:"))
 
 
-@pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("trained") / "run"
-    command = [sys.executable, "-m", "noisette", "train", "--data", "digits", "--epochs", "1", "--out", str(folder)]
-    subprocess.run(command, check=True, capture_output=True)
-    return folder / "report.html"
+MADE_BY = {
+    "report.html": "noisette train --data digits --epochs 1",
+    "abadi-2016.html": "papers abadi-2016 --figure 2",
+    "bench.html": "",
+}
 
 
-@pytest.fixture(scope="module")
-def figures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("papers")
-    command = [sys.executable, "-m", "papers", "abadi-2016", "--figure", "2", "--out", str(folder)]
-    subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
-    return folder / "abadi-2016.html"
+@pytest.mark.parametrize("name", MADE_BY)
+def test_a_page_is_in_order(browser, name, tmp_path):
+    """The report of a run, the page of a paper, and that of measurements."""
+    page = tmp_path / "out" / name
+    if command := MADE_BY[name].split():
+        made = [sys.executable, "-m", *command, "--out", str(page.parent)]
+        subprocess.run(made, check=True, capture_output=True, cwd=ROOT)
+    else:
+        page.parent.mkdir()
+        page.write_text(results.page(results.read(ROOT / "benchmarks" / "results")))
+    assert [problem for window in WINDOWS for problem in problems_of(browser, page.as_uri(), *window)] == []
 
 
-def test_a_report_is_in_order(browser: sync_api.Browser, report: Path) -> None:
-    assert [problem for window in WINDOWS for problem in problems_of(browser, report.as_uri(), *window)] == []
-
-
-def test_the_page_of_a_paper_is_in_order(browser: sync_api.Browser, figures: Path) -> None:
-    assert [problem for window in WINDOWS for problem in problems_of(browser, figures.as_uri(), *window)] == []
-
-
-def test_the_page_of_measurements_is_in_order(browser: sync_api.Browser, tmp_path: Path) -> None:
-    measured = tmp_path / "bench.html"
-    measured.write_text(results.page(results.read(ROOT / "benchmarks" / "results")))
-    assert [problem for window in WINDOWS for problem in problems_of(browser, measured.as_uri(), *window)] == []
-
-
-def test_problems_are_found(browser: sync_api.Browser, tmp_path: Path) -> None:
+def test_problems_are_found(browser, tmp_path):
     bad = tmp_path / "bad.html"
     bad.write_text(
         "<p style='width: 3000px'>wide</p><img src='http://localhost:9/x.png'><script>console.error('no')</script>"
@@ -111,15 +93,10 @@ def test_problems_are_found(browser: sync_api.Browser, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_site_is_in_order(browser: sync_api.Browser, tmp_path: Path) -> None:
+def test_the_site_is_in_order(browser, tmp_path):
     for package in ("material", "mkdocstrings", "jupytext"):
         pytest.importorskip(package, reason="the extra `docs` is not installed", exc_type=ImportError)
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
     subprocess.run(command, cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, check=True)
-    found = {}
-    for place in PAGES:
-        for width, scheme in WINDOWS:
-            problems = problems_of(browser, (tmp_path / place).as_uri(), width, scheme)
-            if problems:
-                found[place, width, scheme] = problems
-    assert found == {}
+    found = {(p, *window): problems_of(browser, (tmp_path / p).as_uri(), *window) for p in PAGES for window in WINDOWS}
+    assert {place: problems for place, problems in found.items() if problems} == {}

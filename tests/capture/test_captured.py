@@ -1,9 +1,6 @@
 """One captured step: which graph serves a call, compared with the step itself, timed, and given up where it differs."""
 
-from __future__ import annotations
-
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 
 import pytest
@@ -31,8 +28,6 @@ class Scaled:
 
 
 class Clock:
-    """Seconds that pass only where the test says so."""
-
     now = 0.0
 
     def perf_counter(self) -> float:
@@ -55,8 +50,6 @@ def in_place_of(captured: Captured, *graphs: module._Timed) -> None:
 
 
 class Replaced(Graph):
-    """A graph that computes by this function."""
-
     def __init__(self, function: Function) -> None:
         object.__setattr__(self, "function", function)
         object.__setattr__(self, "operations", 1)
@@ -71,7 +64,6 @@ def test_calls_are_compared_at_powers_of_two_and_every_so_many() -> None:
     for k in range(1, 520):
         before = function.calls
         outputs = call(captured, function, X + k)
-        assert outputs is not None
         torch.testing.assert_close(outputs[0], 2 * (X + k).sum(0))
         if function.calls > before:
             compared.append(k)
@@ -89,7 +81,6 @@ def test_a_difference_is_met_at_the_next_comparison_and_gives_the_graph_up(chang
     function.scale = 2.1
     with pytest.warns(CaptureWarning, match=r"differ by 0.05 of their norm"):
         outputs = call(captured, function, X)
-    assert outputs is not None
     torch.testing.assert_close(outputs[0], 2.1 * X.sum(0))  # the step's own
     assert captured.rows_for(3, 1.0) is None
     assert captured.operations == 0
@@ -160,7 +151,6 @@ def test_each_size_goes_to_what_was_quickest_for_it() -> None:
 @pytest.mark.parametrize("capture", ["graph", "compiled"])
 def test_a_graph_that_was_asked_for_is_taken_at_each_size_from_its_second_call_on(capture: str) -> None:
     schedule = schedule_of(capture)
-    assert schedule is not None
     captured = Captured(schedule, {torch.float64})
     assert captured.rows_for(128, 0.0) is None
     captured.add_time(128, 0.001, None)
@@ -194,6 +184,11 @@ def test_the_difference_is_a_share_of_the_norm() -> None:
     one, other = [torch.tensor([3.0, 0.0]), torch.tensor([4.0])], [torch.tensor([3.0, 0.5]), torch.tensor([4.0])]
     assert math.isclose(relative_difference(other, one), 0.1)
     assert relative_difference(one, one) == 0
+    nan, zero = [torch.tensor([math.nan])], [torch.zeros(1)]
+    assert not relative_difference(nan, other[1:]) <= 1
+    assert not relative_difference(other[1:], nan) <= 1
+    assert relative_difference(other[1:], zero) == math.inf
+    assert relative_difference(zero, zero) == 0
 
 
 @pytest.mark.parametrize("rows", [slice(None), slice(7), slice(None, None, 4096)], ids=["all", "few", "one column"])
@@ -206,14 +201,6 @@ def test_a_sketch_of_many_numbers_differs_as_they_do(rows: slice) -> None:
     assert relative_difference([sketch(others)], [sketch(numbers)]) == pytest.approx(true, rel=0.4)
 
 
-def test_what_is_not_a_number_or_not_there_differs() -> None:
-    nan, zero, one = torch.tensor([math.nan]), torch.zeros(1), torch.ones(1)
-    assert not relative_difference([nan], [one]) <= 1
-    assert not relative_difference([one], [nan]) <= 1
-    assert relative_difference([one], [zero]) == math.inf
-    assert relative_difference([zero], [zero]) == 0
-
-
 def test_a_comparison_draws_what_the_step_alone_would_draw() -> None:
     def drops(x: Tensor) -> list[Tensor]:
         return [(x * torch.rand(3, 2, dtype=torch.float64)).sum(0), x.norm(dim=1), x.isfinite().all()]
@@ -222,37 +209,25 @@ def test_a_comparison_draws_what_the_step_alone_would_draw() -> None:
     expected = [drops(X)[0] for _ in range(5)]
     torch.manual_seed(0)
     captured = made()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for each in expected:
-            outputs = call(captured, drops, X)
-            assert outputs is not None
-            torch.testing.assert_close(outputs[0], each)
+    for each in expected:
+        outputs = call(captured, drops, X)
+        torch.testing.assert_close(outputs[0], each)
 
 
-def test_what_is_asked_for_is_done_at_once() -> None:
+def test_what_is_asked_for_is_done_at_once_and_otherwise_in_long_runs_alone() -> None:
     assert schedule_of("eager") is None
-    for schedule in (Schedule(at_once=True, compiles=False), Schedule(at_once=True, compiles=True)):
+    for compiles in (False, True):
+        schedule = Schedule(at_once=True, compiles=compiles)
         assert schedule.traces(0.0, 0.0)
-        assert schedule.compiles_graph(1000, 0.0, 0.0) == schedule.compiles
+        assert schedule.compiles_graph(1000, 0.0, 0.0) == compiles
     with pytest.raises(ValueError, match="choose one of 'auto', 'eager', 'graph', 'compiled'"):
         schedule_of("fast")
-
-
-@pytest.mark.parametrize(
-    ("seconds", "left", "is_due"), [(1.9, 1000, False), (2.1, 1000, True), (2.1, 4, False), (10, 0.5, False)]
-)
-def test_otherwise_a_trace_waits_until_the_run_is_known_to_be_long(seconds: float, left: float, is_due: bool) -> None:
-    assert Schedule(at_once=False, compiles=True).traces(seconds, left) == is_due
-
-
-def test_a_large_graph_is_compiled_in_a_long_run_alone() -> None:
     schedule = Schedule(at_once=False, compiles=True)
-    assert not schedule.compiles_graph(150, 10.0, 4.0)
-    assert schedule.compiles_graph(150, 10.0, 6.0)
-    assert not schedule.compiles_graph(2000, 10.0, 6.0)
-    assert schedule.compiles_graph(2000, 10.0, 50.0)
-    assert not Schedule(at_once=False, compiles=False).compiles_graph(1, 1e9, 1.0)
+    for seconds, left, is_due in ((1.9, 1000, False), (2.1, 1000, True), (2.1, 4, False), (10, 0.5, False)):
+        assert schedule.traces(seconds, left) == is_due
+    for operations, left, is_due in ((150, 4.0, False), (150, 6.0, True), (2000, 6.0, False), (2000, 50.0, True)):
+        assert schedule.compiles_graph(operations, 10.0, left) == is_due
+    assert not AUTO.compiles_graph(1, 1e9, 1.0)
 
 
 def test_at_most_an_eighth_is_added_and_eight_sizes_lie_between_powers_of_two() -> None:

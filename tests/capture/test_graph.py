@@ -1,7 +1,5 @@
 """A traced function: constants are inputs, and no value of a batch can stay in it."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Callable

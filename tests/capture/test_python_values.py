@@ -1,7 +1,5 @@
 """Values that a graph depends on: equal while nothing changes, others after a change, and nothing of objects runs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from enum import Enum
 from functools import partial

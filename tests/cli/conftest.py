@@ -1,11 +1,7 @@
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _here(tmp_path, monkeypatch):
     """Every test is called in an empty folder of its own."""
     monkeypatch.chdir(tmp_path)

@@ -6,7 +6,7 @@ import math
 import pytest
 import typer
 
-from command_line import noisette
+from command_line import noisette, refusal, succeeded
 from noisette.accounting import BandedGaussian, GroupPrivacy, MomentsAccountant, PoissonGaussian, RdpAccountant
 from noisette.accounting.registry import ACCOUNTANTS
 from noisette.cli.account import rounded_down, rounded_up
@@ -27,8 +27,7 @@ def run(options, *flags):
 
 
 def facts(options, *flags):
-    result = run(options, *flags, "--json")
-    assert result.exit_code == 0, result.stderr
+    result = succeeded(run(options, *flags, "--json"))
     return json.loads(result.stdout)
 
 
@@ -42,16 +41,8 @@ def without(*names):
 def test_epsilon_of_a_run(name, epsilon, tolerance):
     found = facts(PLAN, "--accountant", name)
     assert found.pop("epsilon") == pytest.approx(epsilon, rel=tolerance)
-    assert found == {
-        "found": "epsilon",
-        "delta": 1e-5,
-        "sampling_rate": 0.01,
-        "noise_multiplier": 4.0,
-        "steps": 10_000,
-        "accountant": name,
-        "neighbouring": "add or remove one record",
-        "sampling": "Poisson",
-    }
+    asked = {"found": "epsilon", "delta": 1e-5, "sampling_rate": 0.01, "noise_multiplier": 4.0, "steps": 10_000}
+    assert found == asked | {"accountant": name, "neighbouring": "add or remove one record", "sampling": "Poisson"}
     assert facts(EXPECTED, "--accountant", name)["epsilon"] == pytest.approx(epsilon, rel=tolerance)
 
 
@@ -119,20 +110,14 @@ def test_each_number_is_found_from_the_other_four(missing, expected, tolerance):
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        (PLAN | {"--sampling-rate": "1.5"}, ["sampling_rate"]),
-        (PLAN | {"--steps": "1" + "0" * 400}, ["steps <= 1e+12"]),
-        (PLAN | {"--bands": "0"}, ["bands >= 1"]),
         (PLAN | {"--bands": "101"}, ["Use at most 100 bands"]),
         (PLAN | {"--bands": "2", "--group-size": "2"}, ["leave group_size out"]),
         (BUDGET | {"--bands": "2"}, ["give epsilon or delta alone"]),
-        (BUDGET | {"--group-size": "2"}, ["give epsilon or delta alone"]),
         (PLAN | {"--delta": "1", "--steps": "-3", "--noise-multiplier": "0"}, ["delta", "steps", "noise"]),
         (PLAN | {"--expected-batch-size": "5"}, ["exactly one of sampling_rate and expected_batch_size", "belong"]),
         (EXPECTED | {"--expected-batch-size": "0", "--epochs": "-1"}, ["expected_batch_size > 0", "epochs > 0"]),
-        (EXPECTED | {"--expected-batch-size": "70000"}, ["at most all 60000 records"]),
         (WHOLE, ["noise_multiplier, steps, sampling_rate, epsilon, delta", "leave out"]),
         ({}, ["noise_multiplier, steps, sampling_rate, epsilon, delta are missing"]),
-        (BUDGET | {"--epsilon": "-1", "--delta": "0", "--steps": "0"}, ["epsilon", "delta", "steps"]),
         (without("--steps") | {"--noise-multiplier": "nan"}, ["noise_multiplier=nan"]),
         (without("--sampling-rate"), ["the sampling rate is not solved for"]),
         (without("--steps") | {"--epsilon": "0.0001"}, ["one step costs more", "more noise"]),
@@ -158,6 +143,4 @@ def test_an_error_of_the_library_becomes_a_message_and_a_defect_keeps_its_traceb
 
 def test_an_accountant_that_is_not_registered_is_refused_with_the_names_that_are(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    result = noisette("account", "--accountant", "other")
-    assert result.exit_code == 2
-    assert "'other' is not one of pld, rdp, moments, gdp" in result.stderr
+    refusal(noisette("account", "--accountant", "other"), "'other' is not one of pld, rdp, moments, gdp")

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +7,7 @@ import torch
 from click.testing import Result
 from safetensors.torch import save_file
 
-from command_line import FILES, noisette, reseal, train
+from command_line import FILES, noisette, reseal, succeeded, train
 from noisette.audit.audited_run import AuditedRun
 from noisette.core.noise import GaussianNoise
 from noisette.nn.models import build
@@ -30,12 +28,10 @@ batch_size = 200
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run of two epochs."""
+def run(tmp_path_factory):
     place = tmp_path_factory.mktemp("runs") / "digits"
     (place.parent / "quick.toml").write_text(RECIPE)
-    done = train(place.parent / "quick.toml", "--out", place)
-    assert done.exit_code == 0, done.output
+    succeeded(train(place.parent / "quick.toml", "--out", place))
     return place
 
 
@@ -43,9 +39,8 @@ def audit(place: Path, *options: str, out: Path) -> Result:
     return noisette("audit", place, "--out", out, *options)
 
 
-def test_a_run_is_audited_with_its_own_parameters(run: Path, tmp_path: Path) -> None:
-    done = audit(run, out=tmp_path / "a" / "b")
-    assert done.exit_code == 0, done.output
+def test_a_run_is_audited_with_its_own_parameters(run, tmp_path):
+    done = succeeded(audit(run, out=tmp_path / "a" / "b"))
     assert {file.name for file in (tmp_path / "a" / "b").iterdir()} == {"audit.json"}
     found = json.loads((tmp_path / "a" / "b" / "audit.json").read_text())
     facts = json.loads((run / "run.json").read_text())
@@ -62,9 +57,8 @@ def test_a_run_is_audited_with_its_own_parameters(run: Path, tmp_path: Path) -> 
     assert {file.name for file in run.iterdir()} == FILES, "the run folder is unchanged"
 
 
-def test_a_recipe_is_audited_without_a_run(run: Path, tmp_path: Path) -> None:
-    done = audit(run.parent / "quick.toml", "--whole-run", "--pairs", "0", out=tmp_path)
-    assert done.exit_code == 0, done.output
+def test_a_recipe_is_audited_without_a_run(run, tmp_path):
+    succeeded(audit(run.parent / "quick.toml", "--whole-run", "--pairs", "0", out=tmp_path))
     found, facts = json.loads((tmp_path / "audit.json").read_text()), json.loads((run / "run.json").read_text())
     assert found["guarantee"]["event"] == facts["event"]
     assert found["guarantee"]["steps"] == facts["steps_planned"]
@@ -77,21 +71,19 @@ def test_a_recipe_is_audited_without_a_run(run: Path, tmp_path: Path) -> None:
 EACH_LAYER = RECIPE.replace("delta = 1e-4", 'delta = 1e-4\nclipping = "per-layer"').replace('"linear"', '"mlp"')
 
 
-def test_a_run_folder_contains_the_whole_recipe(tmp_path: Path) -> None:
+def test_a_run_folder_contains_the_whole_recipe(tmp_path):
     recipe, place = tmp_path / "recipe.toml", tmp_path / "run"
     recipe.write_text(EACH_LAYER)
-    done = train(recipe, "--out", place)
-    assert done.exit_code == 0, done.output
+    succeeded(train(recipe, "--out", place))
     told = AuditedRun.of_run(place).recipe
     given = Recipe.read(recipe)
     assert replace(told, privacy=given.privacy) == given
     assert told.privacy.max_grad_norm == pytest.approx(given.privacy.max_grad_norm)
-    done = audit(place, "--pairs", "4", out=tmp_path / "out")
-    assert done.exit_code == 0, done.output
+    succeeded(audit(place, "--pairs", "4", out=tmp_path / "out"))
     assert json.loads((tmp_path / "out" / "audit.json").read_text())["neighbours"]["worst"] < 1 + 2**-13
 
 
-def test_a_leak_is_found_and_reported(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_leak_is_found_and_reported(run, tmp_path, monkeypatch):
     real = GaussianNoise.add_
 
     def half(self, tensors, *, step, std, divisor):
@@ -106,7 +98,6 @@ def test_a_leak_is_found_and_reported(run: Path, tmp_path: Path, monkeypatch: py
 
 
 def changed(run: Path, place: Path, **facts: object) -> Path:
-    """A copy of the run with other facts."""
     place.mkdir()
     for file in run.iterdir():
         (place / file.name).write_bytes(file.read_bytes())
@@ -114,7 +105,7 @@ def changed(run: Path, place: Path, **facts: object) -> Path:
     return place
 
 
-def test_invalid_input_is_reported_and_nothing_is_written(run: Path, tmp_path: Path) -> None:
+def test_invalid_input_is_reported_and_nothing_is_written(run, tmp_path):
     for place, options, message in (
         (run / "nowhere", (), "there is no"),
         (run.parent, (), "contains no run.json"),
@@ -125,7 +116,7 @@ def test_invalid_input_is_reported_and_nothing_is_written(run: Path, tmp_path: P
         assert not (tmp_path / "out").exists()
 
 
-def test_a_run_that_contradicts_its_ledger_is_refused(run: Path, tmp_path: Path) -> None:
+def test_a_run_that_contradicts_its_ledger_is_refused(run, tmp_path):
     event = json.loads((run / "run.json").read_text())["event"]
     quiet = {"event": event | {"noise_multiplier": 0.01}}
     for facts, message in ((quiet, "contains 0 of them"), ({"steps": 10_000}, "states 10000 releases")):
@@ -135,36 +126,23 @@ def test_a_run_that_contradicts_its_ledger_is_refused(run: Path, tmp_path: Path)
         assert message in " ".join(done.stderr.split())
 
 
-def test_a_cost_that_is_too_small_is_found(run: Path, tmp_path: Path) -> None:
+def test_a_cost_that_is_too_small_is_found(run, tmp_path):
     epsilon = json.loads((run / "run.json").read_text())["epsilon"]
     done = audit(changed(run, tmp_path / "cheap", epsilon=0.97 * epsilon), "--pairs", "0", "--steps", "2", out=tmp_path)
     assert done.exit_code == 1
     assert f"Found: at epsilon={0.97 * epsilon:.4g} delta is" in done.output
 
 
-def test_truncated_files_are_refused(run: Path, tmp_path: Path) -> None:
-    place = changed(run, tmp_path / "cut")
-    for text, said in (('{"claim": true', "is truncated or altered"), ("[]", "expected a JSON object")):
-        (place / "run.json").write_text(text)
-        assert said in audit(place, out=tmp_path / "out").stderr
-    reseal(place, {"claim": True})
-    assert "lacks 'recipe', 'data'" in audit(place, out=tmp_path / "out").stderr
-
-
-def test_a_run_from_public_weights_is_audited_whole_where_their_file_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_from_public_weights_is_audited_whole_where_their_file_is(tmp_path, monkeypatch):
     first = tmp_path / "first.safetensors"
     linear = build("linear", (1, 8, 8), 10)
     save_file({name: torch.ones_like(value) for name, value in linear.state_dict().items()}, first)
     recipe = RECIPE.replace('name = "linear"', f'name = "linear"\nweights = {str(first)!r}\nfrozen = []')
     (tmp_path / "from.toml").write_text(recipe)
     place = tmp_path / "run"
-    done = train(tmp_path / "from.toml", "--out", place)
-    assert done.exit_code == 0, done.output
+    done = succeeded(train(tmp_path / "from.toml", "--out", place))
     monkeypatch.chdir(tmp_path)
-    done = audit(place, "--pairs", "2", "--steps", "2", out=tmp_path / "audit")
-    assert done.exit_code == 0, done.output
+    done = succeeded(audit(place, "--pairs", "2", "--steps", "2", out=tmp_path / "audit"))
     assert "neighbours" in json.loads((tmp_path / "audit" / "audit.json").read_text())
     save_file({name: torch.zeros_like(value) for name, value in linear.state_dict().items()}, first)
     done = audit(place, "--pairs", "2", "--steps", "2", out=tmp_path / "other")

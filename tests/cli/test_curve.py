@@ -1,19 +1,15 @@
 """``noisette curve``: runs at several budgets, and what all of them cost."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
-from command_line import noisette, tree
+from command_line import noisette, refusal, succeeded, tree
 from noisette import Ledger, PldAccountant
 
 QUICK = ("--data", "digits", "--model", "linear", "--epochs", 2)
 
 
-def test_a_run_at_each_budget_beside_a_baseline_and_their_joint_cost(tmp_path: Path) -> None:
-    shown = noisette("curve", *QUICK, "--epsilon", "3,1")
-    assert shown.exit_code == 0, shown.output
+def test_a_run_at_each_budget_beside_a_baseline_and_their_joint_cost(tmp_path):
+    shown = succeeded(noisette("curve", *QUICK, "--epsilon", "3,1"))
     place = tmp_path / "runs" / "digits-curve"
     assert {path.name for path in place.iterdir()} == {
         *("curve.html", "curve.json", "curve.svg", "curve-log-loss.svg"),
@@ -28,15 +24,13 @@ def test_a_run_at_each_budget_beside_a_baseline_and_their_joint_cost(tmp_path: P
     assert abs(told["epsilon_of_all"] - joint) < 1e-6
     assert "together cost epsilon" in shown.output
     assert "NOT PRIVATE" in shown.output
-    again = noisette("curve", *QUICK)
-    assert (again.exit_code, "choose another --out" in again.output) == (2, True)
+    refusal(noisette("curve", *QUICK), "choose another --out")
 
 
-def test_without_a_baseline_a_recipe_is_followed_and_nothing_is_called_not_private(tmp_path: Path) -> None:
+def test_without_a_baseline_a_recipe_is_followed_and_nothing_is_called_not_private(tmp_path):
     (tmp_path / "own.toml").write_text('[model]\nname = "linear"\n[privacy]\ndelta = 1e-4\n[training]\nepochs = 1')
     given = ("--epsilon", "2", "--no-baseline", "--out", "there", "--json")
-    shown = noisette("curve", "own.toml", *given)
-    assert shown.exit_code == 0, shown.output
+    shown = succeeded(noisette("curve", "own.toml", *given))
     told = json.loads(shown.stdout)
     assert (told["private"], told["baseline"]) == (True, None)
     assert "NOT PRIVATE" not in (tmp_path / "there" / "curve.html").read_text()

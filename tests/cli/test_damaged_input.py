@@ -1,16 +1,12 @@
 """Files that cannot be followed or read give one message and exit code 2."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from command_line import noisette
 
 
 @pytest.mark.parametrize("command", [("ledger", "show"), ("audit",), ("train", "--resume"), ("train", "--data")])
-def test_links_that_lead_to_each_other(tmp_path: Path, command: tuple[str, ...]) -> None:
+def test_links_that_lead_to_each_other(tmp_path, command):
     (tmp_path / "one").symlink_to(tmp_path / "two")
     (tmp_path / "two").symlink_to(tmp_path / "one")
     result = noisette(*command, tmp_path / "one")
@@ -19,7 +15,7 @@ def test_links_that_lead_to_each_other(tmp_path: Path, command: tuple[str, ...])
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["one", "two"]
 
 
-def test_facts_that_are_nested_too_deeply(tmp_path: Path) -> None:
+def test_facts_that_are_nested_too_deeply(tmp_path):
     (tmp_path / "run.json").write_text('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}")
     result = noisette("audit", tmp_path)
     assert result.exit_code == 2, result.output

@@ -1,13 +1,9 @@
 """The command that says whether a model can be trained privately: accepted and refused models, and wrong targets."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 from click.testing import Result
 
-from command_line import noisette
+from command_line import noisette, succeeded
 
 MODELS = """
 import torch
@@ -79,7 +75,7 @@ def with_a_dictionary():
 
 
 @pytest.fixture
-def doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def doctor(tmp_path, monkeypatch):
     (tmp_path / "patients.py").write_text(MODELS)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("COLUMNS", "400")
@@ -94,9 +90,8 @@ def rows(shown: Result) -> list[list[str]]:
     return [line.split() for line in shown.output.splitlines()]
 
 
-def test_an_mlp_is_accepted_with_its_rules_and_cost(doctor) -> None:
-    shown = doctor("mlp", "--data", "digits", "--examples", "7")
-    assert shown.exit_code == 0, shown.output
+def test_an_mlp_is_accepted_with_its_rules_and_cost(doctor):
+    shown = succeeded(doctor("mlp", "--data", "digits", "--examples", "7"))
     [weight] = [row for row in rows(shown) if row[:1] == ["1.weight"]]
     assert (weight[1:3], weight[-2:]) == (["linear", "(weight)"], ["linear_weight", "1,024"])
     assert "A private step of these 7 examples takes" in shown.output
@@ -105,7 +100,7 @@ def test_an_mlp_is_accepted_with_its_rules_and_cost(doctor) -> None:
     assert "Accepted: its loss vectorises." in shown.output
 
 
-def test_batch_norm_is_refused_and_each_remedy_works(doctor) -> None:
+def test_batch_norm_is_refused_and_each_remedy_works(doctor):
     shown = doctor("batch_norm", "--data", "digits")
     assert shown.exit_code == 1
     assert "2  BatchNorm1d mixes examples: call .eval() on it, or put GroupNorm or PublicBatchNorm in" in shown.output
@@ -113,7 +108,7 @@ def test_batch_norm_is_refused_and_each_remedy_works(doctor) -> None:
         assert doctor(cured, "--data", "digits").exit_code == 0
 
 
-def test_inputs_are_given_in_each_form(doctor) -> None:
+def test_inputs_are_given_in_each_form(doctor):
     for name, options in [
         ("with_loss", ()),
         ("inputs_by_name", ()),
@@ -123,28 +118,22 @@ def test_inputs_are_given_in_each_form(doctor) -> None:
         ("lipschitz", ("--input-shape", "1,8,8")),
         ("mlp", ("--data", "digits", "--bf16")),
     ]:
-        shown = doctor(name, *options)
-        assert shown.exit_code == 0, (name, shown.output)
+        succeeded(doctor(name, *options))
 
 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
         ("mlp", (), "give the shape of one example"),
-        ("mlp", ("--data", "nothing"), "expected --data as one of digits"),
         ("mlp", ("--data", "digits", "--input-shape", "8"), "give one of them"),
         ("mlp", ("--input-shape", "9"), "does not accept its inputs"),
-        ("mlp", ("--input-shape", "64", "--examples", "0"), "expected --examples of at least 1"),
         ("by_key", ("--input-shape", "6"), "For a dictionary as the one argument"),
         ("constant", ("--data", "digits"), "expected a function that returns a model"),
         ("lipschitz", (), "takes the shape of an example"),
-        ("nowhere:model", ("--data", "digits"), "there is no nowhere:model"),
         ("", (), "expected MODULE:CALLABLE"),
     ],
 )
-def test_invalid_input_is_one_message_without_a_traceback(
-    doctor, name: str, options: tuple[str, ...], message: str
-) -> None:
+def test_invalid_input_is_one_message_without_a_traceback(doctor, name, options, message):
     shown = doctor(name, *options)
     assert shown.exit_code == 2
     assert message in shown.stderr

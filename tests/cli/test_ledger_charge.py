@@ -1,31 +1,14 @@
 """``noisette ledger charge``, and the words for every kind of event."""
 
-from __future__ import annotations
-
 import json
 import math
 
 import pytest
 
-from command_line import noisette
-from noisette.accounting import (
-    BallsInBinsGaussian,
-    BandedGaussian,
-    DiscreteGaussian,
-    DpAmount,
-    FixedSizeGaussian,
-    Gaussian,
-    GdpAccountant,
-    GroupPrivacy,
-    Laplace,
-    Ledger,
-    PldAccountant,
-    PoissonGaussian,
-    RepeatAndSelect,
-    TruncatedPoissonGaussian,
-    UserLevel,
-    ZcdpAmount,
-)
+from command_line import noisette, refusal, succeeded
+from noisette import GdpAccountant, Ledger, PldAccountant, TruncatedPoissonGaussian, ZcdpAmount
+from noisette.accounting import FixedSizeGaussian, GroupPrivacy, Laplace, PoissonGaussian, RepeatAndSelect, UserLevel
+from noisette.accounting.events import BallsInBinsGaussian, BandedGaussian, DiscreteGaussian, DpAmount, Gaussian
 
 
 @pytest.fixture(autouse=True)
@@ -49,15 +32,13 @@ def path(tmp_path):
     [
         (["--zcdp", "0.1", "--tool", "census tables"], ZcdpAmount(0.1, "census tables"), 1),
         (["--epsilon", "0.5", "--delta", "1e-9", "--tool", "x"], DpAmount(0.5, 1e-9, "x"), 1),
-        (["--epsilon", "0", "--delta", "1e-9"], DpAmount(0.0, 1e-9), 1),
         (["--laplace", "2", "--times", "7"], Laplace(2.0), 7),
         (["--discrete-gaussian", "5"], DiscreteGaussian(5.0), 1),
         (["--gaussian", "8", "--per", "record"], Gaussian(8.0), 1),
     ],
 )
 def test_a_release_of_another_tool_is_recorded_and_priced_with_the_rest(path, words, event, times):
-    result = run("charge", path.parent, *words)
-    assert result.exit_code == 0, result.output
+    result = succeeded(run("charge", path.parent, *words))
     assert f"recorded {times} × " in result.stdout
     assert Ledger.read(path).events == {PoissonGaussian(0.01, 2.0): 100, event: times}
     priced = json.loads(run("price", path, "--delta", "1e-5", "--accountant", "pld", "--json").stdout)
@@ -67,12 +48,10 @@ def test_a_release_of_another_tool_is_recorded_and_priced_with_the_rest(path, wo
 
 def test_a_new_ledger_needs_the_name_of_its_data_set(tmp_path):
     path = tmp_path / "new.jsonl"
-    refused = run("charge", path, "--zcdp", "0.1")
-    assert refused.exit_code == 2
-    assert "--dataset" in refused.stderr
+    refusal(run("charge", path, "--zcdp", "0.1"), "--dataset")
     assert not path.exists()
-    assert run("charge", path, "--zcdp", "0.1", "--dataset", "census").exit_code == 0
-    assert run("charge", path, "--zcdp", "0.1", "--dataset", "census").exit_code == 0
+    succeeded(run("charge", path, "--zcdp", "0.1", "--dataset", "census"))
+    succeeded(run("charge", path, "--zcdp", "0.1", "--dataset", "census"))
     assert Ledger.read(path).dataset == "census"
     assert Ledger.read(path).events == {ZcdpAmount(0.1): 2}
 
@@ -100,7 +79,7 @@ def test_a_charge_says_for_whom_it_is_stated(tmp_path, per, relation):
 
 @pytest.mark.parametrize("amount", [["--epsilon", "1e10"], ["--laplace", "1e-6"], ["--discrete-gaussian", "1e-200"]])
 def test_an_amount_that_is_no_guarantee_is_priced_and_said_in_words(path, amount):
-    assert run("charge", path, *amount).exit_code == 0
+    succeeded(run("charge", path, *amount))
     shown = run("price", path, "--delta", "1e-5")
     assert (shown.exit_code, shown.stdout.split()[3]) == (0, "inf")
     assert "inf: there is no guarantee at this delta" in shown.stdout
@@ -113,8 +92,6 @@ def test_an_amount_that_is_no_guarantee_is_priced_and_said_in_words(path, amount
         (["--zcdp", "1", "--per", "1-records"], ["'1-records' is not one of record, user"]),
         (["--zcdp", "1", "--laplace", "1", "--times", "0"], ["zcdp and laplace", "times=0"]),
         (["--zcdp", "1", "--delta", "1e-5"], ["delta=1e-05 belongs to an epsilon"]),
-        (["--laplace", "1", "--tool", "x"], ["tool='x'"]),
-        (["--zcdp", "-1"], ["rho"]),
         (["--epsilon", "-1", "--delta", "1"], ["epsilon=-1"]),
         (["--zcdp", "1", "--dataset", "other"], ["'census', not of 'other'"]),
     ],
@@ -159,13 +136,12 @@ def test_a_delta_that_the_tail_of_the_noise_takes_is_said_in_words(tmp_path):
     assert "so give a larger one" not in run("price", tmp_path / "any.jsonl", "--delta", "1e-5").stdout
 
 
-@pytest.mark.parametrize("options", [[], ["--dataset", "census"]])
-def test_a_release_is_recorded_in_the_ledger_of_a_run_that_was_cut_off(tmp_path, options):
+def test_a_release_is_recorded_in_the_ledger_of_a_run_that_was_cut_off(tmp_path):
     ledger = tmp_path / "run.unfinished-1" / "ledger.jsonl"
     ledger.parent.mkdir()
     with Ledger(ledger, dataset="census") as own:
         own.charge(Gaussian(3.0))
-    result = run("charge", tmp_path / "run", "--gaussian", "2", *options)
-    assert result.exit_code == 0, result.output
-    assert Ledger.read(ledger).events == {Gaussian(3.0): 1, Gaussian(2.0): 1}
+    for options in ([], ["--dataset", "census"]):
+        succeeded(run("charge", tmp_path / "run", "--gaussian", "2", *options))
+    assert Ledger.read(ledger).events == {Gaussian(3.0): 1, Gaussian(2.0): 2}
     assert not (tmp_path / "run").exists(), "a file of this name would keep the run from its folder"

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from command_line import noisette
+from command_line import noisette, succeeded
 from noisette.accounting import PldAccountant, PoissonGaussian
 from noisette.accounting.calibrate import Setting, recommended
 
@@ -16,8 +16,7 @@ def run(options, *flags):
 
 @pytest.fixture(scope="module")
 def facts():
-    result = run(SMALL, "--json")
-    assert result.exit_code == 0, result.stderr
+    result = succeeded(run(SMALL, "--json"))
     return json.loads(result.stdout)
 
 
@@ -35,8 +34,7 @@ def test_every_batch_size_with_every_number_of_epochs_gets_its_noise(facts):
 def test_the_recommended_setting_is_named_beside_all_others(facts):
     chosen = facts["chosen"]
     assert (chosen["batch_size"], chosen["epochs"], chosen["steps"]) == (600, 30, 3000)
-    result = run(SMALL | {"--batch-sizes": "600", "--epochs": "60"})
-    assert result.exit_code == 0, result.stderr
+    result = succeeded(run(SMALL | {"--batch-sizes": "600", "--epochs": "60"}))
     titles = "Recommended for ε ≤ 0.5", "Least noise multiplier that keeps ε ≤ 0.5", "Share of the largest total"
     assert all(words in result.stdout for words in (*titles, "5.5", "gradients"))
 
@@ -48,7 +46,7 @@ def test_default_batch_sizes(monkeypatch):
         asked[size] = batch_sizes
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys.modules["noisette.cli.plan"], "within_budget", look)
+    monkeypatch.setattr(sys.modules["noisette.cli.account"], "within_budget", look)
     for size in (1, 10, 1000, 60_000):
         result = run({"--size": str(size), "--epsilon": "1", "--delta": "1e-6"})
         assert (result.exit_code, result.stderr) == (130, "Stopped.\n")
@@ -58,11 +56,9 @@ def test_default_batch_sizes(monkeypatch):
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
-        ({"--size": "0"}, ["size >= 1"]),
         ({"--epochs": "1e300"}, ["steps <= 1e+12"]),
         ({"--size": "-5", "--epsilon": "0", "--delta": "0"}, ["size", "epsilon", "delta"]),
         ({"--delta": "0.001"}, ["delta=0.001", "one over the declared size"]),
-        ({"--batch-sizes": "60001"}, ["--batch-sizes", "60000"]),
         ({"--epochs": "0,1", "--batch-sizes": "one"}, ["--epochs", "--batch-sizes"]),
     ],
 )

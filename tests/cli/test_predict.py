@@ -1,7 +1,5 @@
 """The CSV that ``noisette predict`` writes, and names that are not UTF-8."""
 
-from __future__ import annotations
-
 import csv
 import os
 from pathlib import Path
@@ -9,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from command_line import noisette, train
+from command_line import noisette, succeeded, train
 
 CLASSES = "=1+1,-2"
 
@@ -29,27 +27,25 @@ def trained(declared: str, ignored: str) -> Path:
         f'{declared}\nsize = 60\n[columns]\na = {{ kind = "number", low = 0, high = 7 }}\n'
         f'"@id" = {{ kind = "ignored" }}\n{ignored} = {{ kind = "ignored" }}\n'
     )
-    shown = train("--data", rows, "--columns", "schema.toml", "--epochs", 1, "--delta", 1e-3, "--out", "run")
-    assert shown.exit_code == 0, shown.output
+    succeeded(train("--data", rows, "--columns", "schema.toml", "--epochs", 1, "--delta", 1e-3, "--out", "run"))
     return rows
 
 
-def test_what_a_spreadsheet_would_compute_is_quoted() -> None:
+def test_what_a_spreadsheet_would_compute_is_quoted():
     rows = trained('label = "label"\nclasses = ["=1+1", "-2"]', ignored="debt")
-    shown = noisette("predict", "run", rows, "--keep", "@id,debt")
-    assert shown.exit_code == 0, shown.output
+    shown = succeeded(noisette("predict", "run", rows, "--keep", "@id,debt"))
     header, first, *_ = csv.reader(shown.stdout.splitlines())
     assert header == ["'@id", "debt", "predicted label", "probability of =1+1", "probability of -2"]
     assert first[:2] == ["'+cmd|0", "-0.5"], "a number is none that is computed"
     assert {line[2] for line in csv.reader(shown.stdout.splitlines()[1:])} <= {"'=1+1", "-2"}
 
 
-def test_numbers_that_are_predicted_stay_numbers() -> None:
+def test_numbers_that_are_predicted_stay_numbers():
     rows = trained('label = "debt"\ntarget = [-60, -50]', ignored="label")
     assert all(float(line) < 0 for line in noisette("predict", "run", rows).stdout.splitlines()[1:])
 
 
-def test_places_that_are_not_utf_8(tmp_path: Path) -> None:
+def test_places_that_are_not_utf_8(tmp_path):
     """A finished run is reported and its folder is whole, whatever the names of its files are."""
     photos = tmp_path / os.fsdecode(b"photos-\xff")
     for k in range(20):
@@ -66,12 +62,11 @@ def test_places_that_are_not_utf_8(tmp_path: Path) -> None:
         ("ledger", "price", out),
     )
     for words in commands:
-        done = noisette(*words)
-        assert done.exit_code == 0, (words, done.output, done.exception)
+        succeeded(noisette(*words))
     assert b"0-\xe9.png," in found.read_bytes(), "a file holds the bytes of the name"
 
 
-def test_an_empty_data_set_says_so() -> None:
+def test_an_empty_data_set_says_so():
     none = {"x_train": np.zeros((0, 4), np.float32), "y_train": np.zeros(0, np.int64)}
     some = {"x_train": np.zeros((20, 4), np.float32), "y_train": np.arange(20) % 2}
     np.savez("none.npz", **none)

@@ -1,37 +1,16 @@
 """The reaction to signals: at once before the first step and when asked twice, otherwise after the step."""
 
-from __future__ import annotations
-
 import os
 import signal
 import weakref
 
 import pytest
 
-from noisette.cli.watch import Watch
+from noisette.cli.train import Watch
 
 
 def send(number):
     os.kill(os.getpid(), number)
-
-
-@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
-def test_a_signal_ends_the_run_after_the_step(number, error):
-    with Watch("a run", shown=False) as watch:
-        watch.show(1, 2, "")
-        send(number)
-        with pytest.raises(error):
-            watch.show(1, 2, "")
-
-
-def test_before_the_first_step_and_a_second_time_it_ends_at_once():
-    with Watch("a run", shown=False) as watch:
-        with pytest.raises(KeyboardInterrupt):
-            send(signal.SIGINT)
-        watch.show(1, 2, "")
-        send(signal.SIGINT)
-        with pytest.raises(KeyboardInterrupt):
-            send(signal.SIGINT)
 
 
 def test_a_signal_is_not_lost_where_exceptions_are():

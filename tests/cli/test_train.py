@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -10,10 +8,9 @@ from pathlib import Path
 import dp_accounting
 import numpy as np
 import pytest
-from click.testing import Result
 from dp_accounting.pld import PLDAccountant
 
-from command_line import FILES, facts, full_disk, noisette, train, tree
+from command_line import FILES, facts, full_disk, noisette, refusal, succeeded, train, tree
 from noisette.nn import models
 
 QUICK = ("--epochs", 3, "--batch-size", 1437)  # three steps over all examples
@@ -36,12 +33,12 @@ def normed(shape, classes):
 
 
 @pytest.fixture(scope="module")
-def short_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+def short_run(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "digits"
     return out, train("--epochs", 2, "--epsilon", 1, "--delta", 2e-4, "--seed", 3, "--out", out)
 
 
-def test_a_run_leaves_its_folder_and_says_so(short_run: tuple[Path, Result]) -> None:
+def test_a_run_leaves_its_folder_and_says_so(short_run):
     out, shown = short_run
     assert shown.exit_code == 0, shown.output
     assert tree(out) == FILES
@@ -57,7 +54,7 @@ def test_a_run_leaves_its_folder_and_says_so(short_run: tuple[Path, Result]) -> 
     assert (out / "ledger.jsonl").stat().st_mode & 0o777 == 0o600
 
 
-def test_run_json_holds_what_was_asked_and_what_came_of_it(short_run: tuple[Path, Result]) -> None:
+def test_run_json_holds_what_was_asked_and_what_came_of_it(short_run):
     run = facts(short_run[0])
     recipe = run["recipe"]
     assert (run["data"], recipe["model"]["name"], run["private"]) == ("digits", "cnn", True)
@@ -69,7 +66,7 @@ def test_run_json_holds_what_was_asked_and_what_came_of_it(short_run: tuple[Path
     assert run["points"][-1]["test_accuracy"] == run["test_accuracy"]
 
 
-def test_epsilon_follows_from_the_ledger_alone(short_run: tuple[Path, Result]) -> None:
+def test_epsilon_follows_from_the_ledger_alone(short_run):
     lines = [json.loads(line) for line in (short_run[0] / "ledger.jsonl").read_text().splitlines()]
     sign = {"reserve": 1, "release": -1, "commit": 0}
     independent = PLDAccountant()
@@ -90,12 +87,11 @@ def own_data(path: Path, *, records: int) -> list[object]:
     return ["--data", path, "--classes", 2, "--size", 500, "--epsilon", 1, "--epochs", 2, "--batch-size", 50]
 
 
-def test_nothing_published_follows_the_number_of_records(tmp_path: Path) -> None:
+def test_nothing_published_follows_the_number_of_records(tmp_path):
     published, changing = [], ("seconds", "ledger_head", "sealed")
     for records in (347, 401):
         out = tmp_path / f"out{records}"
-        shown = train(*own_data(tmp_path / "own.npz", records=records), "--model", "linear", "--out", out)
-        assert shown.exit_code == 0, shown.output
+        shown = succeeded(train(*own_data(tmp_path / "own.npz", records=records), "--model", "linear", "--out", out))
         texts = [shown.output, *((out / name).read_text() for name in FILES - {"model.safetensors"})]
         assert not any(re.search(rf"\b{records}\b", text) for text in texts)
         run = facts(out)
@@ -116,11 +112,10 @@ lr = 0.5
 
 
 @pytest.mark.usefixtures("own_models")
-def test_options_go_before_the_recipe_and_the_recipe_before_the_defaults(tmp_path: Path) -> None:
+def test_options_go_before_the_recipe_and_the_recipe_before_the_defaults(tmp_path):
     (tmp_path / "recipe.toml").write_text(RECIPE)
     given = ("--clipping", "automatic", "--engine", "reweight-gp", "--epsilon", 1e9)
-    shown = train("recipe.toml", "--lr", 0.25, "--batch-size", 300, *given)
-    assert shown.exit_code == 0, shown.output
+    shown = succeeded(train("recipe.toml", "--lr", 0.25, "--batch-size", 300, *given))
     assert "Warning: epsilon 1e+09 lets a record" in shown.stderr
     run = facts(tmp_path / "runs" / "digits")
     recipe = run["recipe"]
@@ -131,7 +126,7 @@ def test_options_go_before_the_recipe_and_the_recipe_before_the_defaults(tmp_pat
 
 
 @pytest.fixture
-def own_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_models(tmp_path, monkeypatch):
     folder = tmp_path.with_name(tmp_path.name + "_models")
     folder.mkdir()
     (folder / "trained_models.py").write_text(MODELS)
@@ -146,18 +141,14 @@ def own_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["--model", "trained_models:wrong_output"], "does not fit the labels"),
         (["--model", "trained_models:normed"], "BatchNorm1d mixes examples"),
         (["--classes", 3], "takes no declaration"),
-        (["--data", "digit", "--epsilon", 1], "Did you mean digits?"),
-        (["--class-weights", "0=1,1=9"], "class_weights need a number for each class: 0=1,1=1,2=1"),
+        (["--data", "digit"], "Did you mean digits?"),
         (["--class-weights", ",".join(f"{k}=1" for k in range(9)) + ",x=2"], "; 'x' is no class, '9' has none"),
-        (["--class-weights", "0=1,0=9"], "once and above 0"),
         (["--class-weights", "0"], "--class-weights as NAME=NUMBER for each class"),
         (["--model", "trained_models:broken"], "but: trained_models.py, line 12: KeyError: 'width'"),
         (["--without-privacy", "--epsilon", 1], "leave out --epsilon"),
     ],
 )
-def test_bad_input_is_a_message_and_exit_code_2_and_leaves_nothing(
-    options: list[object], message: str, tmp_path: Path
-) -> None:
+def test_bad_input_is_a_message_and_exit_code_2_and_leaves_nothing(options, message, tmp_path):
     shown = train(*QUICK, *options)
     assert shown.exit_code == 2
     assert message in shown.output
@@ -165,9 +156,8 @@ def test_bad_input_is_a_message_and_exit_code_2_and_leaves_nothing(
     assert tree(tmp_path) == set()
 
 
-def test_a_run_without_privacy_is_called_so_and_leaves_no_ledger(tmp_path: Path) -> None:
-    shown = train("--epochs", 5, "--model", "linear", "--without-privacy")
-    assert shown.exit_code == 0, shown.output
+def test_a_run_without_privacy_is_called_so_and_leaves_no_ledger(tmp_path):
+    shown = succeeded(train("--epochs", 5, "--model", "linear", "--without-privacy"))
     assert "NOT PRIVATE" in shown.output
     assert "epsilon" not in shown.output
     out = tmp_path / "runs" / "digits-not-private"
@@ -175,15 +165,12 @@ def test_a_run_without_privacy_is_called_so_and_leaves_no_ledger(tmp_path: Path)
     run = facts(out)
     assert (run["private"], run["recipe"].get("privacy"), run["steps_taken"]) == (False, None, 20)
     assert run["test_accuracy"] > 0.85
-    audited = noisette("audit", out)
-    assert (audited.exit_code, "without privacy" in audited.output) == (2, True)
+    refusal(noisette("audit", out), "without privacy")
     assert noisette("ledger", "price", out, "--delta", 1e-5).exit_code == 2
     assert train("--resume", out).exit_code == 2
 
 
-def test_a_disk_too_full_to_save_the_run_stops_it_before_the_first_step(
-    short_run: tuple[Path, Result], tmp_path: Path
-) -> None:
+def test_a_disk_too_full_to_save_the_run_stops_it_before_the_first_step(short_run, tmp_path):
     shutil.copytree(short_run[0], tmp_path / "run")
     before = tree(tmp_path)
     with full_disk(after=50_000):  # the weights take more
@@ -195,9 +182,7 @@ def test_a_disk_too_full_to_save_the_run_stops_it_before_the_first_step(
     assert tree(tmp_path) == before
 
 
-def test_a_disk_too_full_for_the_report_leaves_the_older_run_and_what_can_be_gone_on_with(
-    short_run: tuple[Path, Result], tmp_path: Path
-) -> None:
+def test_a_disk_too_full_for_the_report_leaves_the_older_run_and_what_can_be_gone_on_with(short_run, tmp_path):
     shutil.copytree(short_run[0], tmp_path / "run")
     older = (tmp_path / "run" / "run.json").read_text()
     with full_disk(after=15_000):  # the report takes more, the weights less
@@ -210,8 +195,7 @@ def test_a_disk_too_full_for_the_report_leaves_the_older_run_and_what_can_be_gon
     assert "run.unfinished-1/ledger.jsonl" in shown.output
     assert f"noisette train --resume {tmp_path}/run.unfinished-1" in shown.output.replace("\n", "")
 
-    shown = train("--resume", "run")
-    assert shown.exit_code == 0, shown.output
+    shown = succeeded(train("--resume", "run"))
     assert f"The older run is now {tmp_path}/run.replaced-1." in shown.stderr.replace("\n", " ")
     assert tree(tmp_path / "run") == tree(tmp_path / "run.replaced-1") == FILES
     assert (tmp_path / "run.replaced-1" / "run.json").read_text() == older
@@ -222,9 +206,7 @@ def test_a_disk_too_full_for_the_report_leaves_the_older_run_and_what_can_be_gon
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_before_the_first_step_leaves_nothing(
-    number: signal.Signals, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_before_the_first_step_leaves_nothing(number, code, tmp_path, monkeypatch):
     monkeypatch.setattr(models, "build", lambda *_: signal.raise_signal(number))
     shown = train()
     assert shown.exit_code == code

@@ -1,7 +1,5 @@
 """``torchrun -m noisette train``: one run, written and reported by rank 0 alone."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -10,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from noisette import Ledger
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "noisette"]
@@ -17,17 +17,11 @@ ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "NOISETTE_COMPILE": "0"}
 
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*TORCHRUN, "train", *arguments],
-        cwd=folder,
-        env=ENVIRONMENT,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    pipes = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([*TORCHRUN, "train", *arguments], cwd=folder, env=ENVIRONMENT, **pipes)
 
 
-def test_two_ranks_make_one_run(tmp_path: Path) -> None:
+def test_two_ranks_make_one_run(tmp_path):
     process = start(tmp_path, "--epochs", "2", "--out", "run")
     printed, problems = process.communicate(timeout=120)
     assert process.returncode == 0, problems
@@ -39,7 +33,8 @@ def test_two_ranks_make_one_run(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
 
 
-def test_wrong_input_is_reported_once(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_wrong_input_is_reported_once(tmp_path):
     process = start(tmp_path, "--data", "nothing-there", "--out", "run")
     _, problems = process.communicate(timeout=120)
     assert process.returncode != 0
@@ -47,7 +42,8 @@ def test_wrong_input_is_reported_once(tmp_path: Path) -> None:
     assert not any(tmp_path.iterdir())
 
 
-def test_a_run_that_was_ended_goes_on_with_other_ranks(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_run_that_was_ended_goes_on_with_other_ranks(tmp_path):
     process = start(tmp_path, "--epochs", "25", "--out", "run")
     ledger = tmp_path / "run.unfinished-1" / "ledger.jsonl"
     until = time.monotonic() + 60

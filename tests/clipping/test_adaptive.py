@@ -1,7 +1,5 @@
 """A bound that follows a quantile: by hand, on a toy problem, and as one mechanism with the gradient."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -9,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from engine_check import ENGINES
-from noisette import AdaptiveClip, FlatClipping, Ledger, PerExampleClip, RdpAccountant, privatize
+from noisette import AdaptiveClip, FlatClipping, Ledger, PerExampleClip, RdpAccountant
 from noisette.core.noise import SecretKey
 from noisette.core.release import ROUNDING, GaussianRelease, shares_of
+from small_loop import start, take_steps
 
 every_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: type(e).__name__)
 
@@ -63,7 +62,6 @@ def test_bound_moves_as_computed_by_hand(engine) -> None:
     assert rule.max_grad_norm == pytest.approx(after, rel=1e-9), "a count is used once"
     clip.accumulate(lambda model, x: model(x), lengths(50.0))
     gradient, count = clip.pop_sums()
-    clip.close()
     assert gradient.bound == pytest.approx(after, rel=1e-9)
     assert float(gradient.grads[0].sum()) == pytest.approx(after, rel=1e-5)
     assert float(count.grads[0]) == -0.5
@@ -79,7 +77,6 @@ def test_each_example_is_counted_once_in_any_pieces(engine) -> None:
             clip.accumulate(lambda model, x: model(x), piece)
         _, count = clip.pop_sums()
         _, none = clip.pop_sums()
-        clip.close()
         assert float(count.grads[0]) == 0.5 * (4 - 3)
         assert float(none.grads[0]) == 0.0
 
@@ -100,7 +97,6 @@ def test_all_pieces_of_a_batch_have_one_bound() -> None:
     assert float(gradient.grads[0].sum()) == pytest.approx(2.0, rel=1e-5)
     clip.accumulate(lambda model, x: model(x), lengths(50.0))
     gradient, _ = clip.pop_sums()
-    clip.close()
     assert gradient.bound == rule.max_grad_norm == pytest.approx(float(gradient.grads[0].sum()), rel=1e-5)
 
 
@@ -118,7 +114,6 @@ def test_neighbours_differ_by_one_unit_of_noise_at_most(share: float, norm: floa
             z * s.bound * (1 + ROUNDING) / math.sqrt(part) / 10 for s, part in zip(sums, shares_of(sums), strict=True)
         ]
         seen.append([s.params[0].grad.double().clone() / d for s, d in zip(sums, deviations, strict=True)])
-        clip.close()
     moved = math.sqrt(sum(float((a - b).square().sum()) for a, b in zip(*seen, strict=True)))
     assert moved <= 1 / z
     if norm >= 1 - 1e-4:
@@ -128,23 +123,11 @@ def test_neighbours_differ_by_one_unit_of_noise_at_most(share: float, norm: floa
 def test_count_is_in_the_ledger_and_costs_nothing_more(tmp_path) -> None:
     epsilons = []
     for clipping in (AdaptiveClip(1.0), FlatClipping(1.0)):
-        model, ledger = Line(), Ledger(tmp_path / f"{type(clipping).__name__}.jsonl")
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        with privatize(
-            PerExampleClip(model, clipping=clipping),
-            optimizer,
-            torch.randn(50, 3),
-            sampling_rate=0.1,
-            expected_batch_size=5,
-            steps=4,
-            noise_multiplier=2.0,
-            accountant=RdpAccountant(),
-            ledger=ledger,
-        ) as run:
-            for batch in run.batches():
-                for piece in batch.microbatches(5):
-                    run.accumulate(lambda model, x: model(x), piece)
-                optimizer.step()
+        ledger = Ledger(tmp_path / f"{type(clipping).__name__}.jsonl")
+        declared = {"sampling_rate": 0.1, "expected_batch_size": 5, "steps": 4, "noise_multiplier": 2.0}
+        declared |= {"accountant": RdpAccountant(), "ledger": ledger}
+        with start(Line(), torch.randn(50, 3), clip={"clipping": clipping}, **declared) as run:
+            take_steps(run, lambda model, x: model(x))
             epsilons.append(run.epsilon(delta=1e-3))
     [(event, times)] = Ledger.read(tmp_path / "AdaptiveClip.jsonl").events.items()
     assert times == 4

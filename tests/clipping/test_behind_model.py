@@ -1,7 +1,5 @@
 """Losses that cannot be vectorised behind models that can: the model is computed at once, what follows one by one."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -30,8 +28,6 @@ class Clamp(nn.Module):
 
 
 class Detector(nn.Module):
-    """Queries with classes and boxes, an encoder and a head that may be called by themselves, and a count of calls."""
-
     seen: Tensor
 
     def __init__(self) -> None:
@@ -202,7 +198,6 @@ def test_an_example_whose_loss_raises_behind_the_model_adds_nothing_where_that_i
 
 
 def test_an_example_reaches_no_other() -> None:
-    """Also one whose gradient is not finite."""
     x, y, boxes = data()
     parts = [clipped_by(detector(), 0.5, weighed, (x[k : k + 1], y[k : k + 1], boxes[k : k + 1])) for k in range(1, B)]
     x[0] = np.nan

@@ -1,16 +1,17 @@
 """Every engine gives the clipped sum of the oracle, for every model, however many examples are clipped."""
 
-from __future__ import annotations
-
 import pytest
 import torch
+from torch import Tensor
 
 from engine_check import ENGINES, NOT_FOR_VMAP, cast, check, measured
-from model_cases import CASES, Case, Forward, cross_entropy, mlp, parameter
-from noisette.clipping.engines import Vmap
+from model_cases import CASES, Case, Forward, cross_entropy, floats, mlp, parameter, squares
+from noisette import PrivacyError
+from noisette.clipping.engines import PerExampleLoop, Vmap
 from noisette.core.clip import Engine
 from noisette.core.release import ROUNDING
 from noisette.run.per_example import PerExampleClip
+from oracle import clipped_sum
 
 every_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: type(e).__name__)
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda c: c.name.replace(" ", "-"))
@@ -38,26 +39,13 @@ def test_pieces_add_up_to_the_whole(engine: Engine, size: int) -> None:
         clip.accumulate(cross_entropy, *piece)
     [total] = clip.pop_sums()
     [after] = clip.pop_sums()
-    clip.close()
     torch.testing.assert_close(torch.cat([g.flatten() for g in total.grads]), whole, rtol=1e-12, atol=1e-14)
     assert not any(g.any() for g in after.grads), "take() starts anew"
 
 
 BAD = {"nan": float("nan"), "minus inf": -float("inf")}
-FLOAT_CASES = [
-    case
-    for case in CASES
-    if case.name
-    in (
-        "mlp with in-place relu",
-        "cnn with uneven axes",
-        "python-loop recurrent",
-        "attention",
-        "conv called twice",
-        "elementwise",
-        "overlapping views",
-    )
-]
+FLOATS = "mlp with in-place relu", "cnn with uneven axes", "python-loop recurrent", "attention", "elementwise"
+FLOAT_CASES = [case for case in CASES if case.name in (*FLOATS, "conv called twice", "overlapping views")]
 
 
 @every_engine
@@ -92,7 +80,6 @@ def test_huge_example_stays_within_the_bound(case: Case, engine: Engine) -> None
 @pytest.mark.parametrize("scale", [1e-20, 1e-6, 1.0, 1e4, 1e15])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_one_example_never_exceeds_the_bound(engine: Engine, scale: float, dtype: torch.dtype) -> None:
-    """Measured in double precision on what is handed to the noise."""
     for bound in (1e-3, 1.0, 1e3):
         for case in CASES[:2]:
             model, inputs = case.model().to(dtype), case.inputs(1)
@@ -125,7 +112,34 @@ def test_gradients_that_are_equal_have_memory_of_their_own(engine: Engine) -> No
     clip = PerExampleClip(model, 1.0, engine=engine)
     clip.accumulate(lambda model, x: model(x).sum(), torch.randn(1, 3))
     [total] = clip.pop_sums()
-    clip.close()
     assert torch.equal(*total.grads)
     total.grads[0].zero_()
     assert total.grads[1].all()
+
+
+both = pytest.mark.parametrize("engine", [PerExampleLoop(), Vmap(2)], ids=lambda e: type(e).__name__)
+
+
+def test_no_more_than_a_chunk_is_in_memory() -> None:
+    seen = []
+    model = Forward(lambda m, x: (seen.append(m.w), x @ m.w)[1], w=parameter(6, 4))
+    measured(model, squares, (torch.randn(10, 6),), 0.5, Vmap(chunk_size=4))
+    assert len(seen) == 1 + 3, "the recorded call, then one for each chunk"
+
+
+@both
+def test_operation_without_a_rule(engine: Engine) -> None:
+    def forward(m: Forward, x: Tensor) -> Tensor:
+        return torch.fft.irfft(torch.fft.rfft(m.w * x) * torch.fft.rfft(m.v), 4) + torch.logcumsumexp(m.v * x, 1)
+
+    case = Case("no rule", lambda: Forward(forward, w=parameter(4), v=parameter(4)), floats(4))
+    check(case, engine, b=5, dtype=torch.float64)
+
+
+def test_vmap_says_what_to_use_where_torch_cannot_differentiate() -> None:
+    model = Forward(lambda m, x: m.w.expand(len(x), -1).clone().add_(x), w=parameter(6))
+    with pytest.raises(PrivacyError, match=r"(?s)torch\.func cannot differentiate .*PerExampleLoop\(\)"):
+        measured(model, squares, (torch.randn(3, 6),), 0.5, Vmap())
+    x = torch.randn(3, 6)
+    found = measured(model, squares, (x,), 0.5, PerExampleLoop())[1]["w"]
+    torch.testing.assert_close(found, clipped_sum(model, squares, (x,), 0.5).sums["w"], rtol=1e-5, atol=1e-6)

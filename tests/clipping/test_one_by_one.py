@@ -1,7 +1,5 @@
 """Losses that cannot be vectorised: each example in a call of its own, and nothing of one is left for the next."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,16 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from noisette import FlatClipping, OneByOneWarning, PerExampleClip, PrivacyError
-from noisette.core.clip import ClippingRule
+from noisette import OneByOneWarning, PrivacyError
 from oracle import example_gradients
+from small_loop import clipped_by
 
 Loss = Callable[..., Tensor]
 
 
 class Cube(torch.autograd.Function):
-    """Its backward pass leaves torch."""
-
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
@@ -55,46 +51,26 @@ def expected_warning() -> Iterator[None]:
         yield
 
 
-def summed(model: nn.Module, loss: Loss, *batches: Tensor, clipping: ClippingRule | None = None) -> dict[str, Tensor]:
-    clip = PerExampleClip(model, clipping=clipping or FlatClipping(0.5))
-    try:
-        for x in batches:
-            clip.accumulate(loss, x)
-        found = clip.pop_sums()
-    finally:
-        clip.close()
-    names = {id(p): name for name, p in clip.parameters.items()}
-    return {names[id(p)]: grad for part in found for p, grad in zip(part.params, part.grads, strict=True)}
-
-
-def each(loss: Loss) -> Loss:
-    """The losses of a batch, one call for each example."""
-    return lambda model, x: torch.stack([loss(model, row.unsqueeze(0)) for row in x])
-
-
 @pytest.mark.parametrize("name", SINGLE)
 def test_sums_are_those_of_single_examples(name: str, expected_warning: None) -> None:
     x, loss = rows(6), SINGLE[name]
     x[0], x[1] = x[0].abs(), -x[1].abs()
-    truth = example_gradients(net(), each(loss), (x,)).clipped(0.5)
-    found = summed(net(), loss, x[:4], x[4:])
-    for parameter, expected in truth.sums.items():
-        torch.testing.assert_close(found[parameter], expected, rtol=1e-9, atol=1e-12)
+    truth = example_gradients(net(), loss, (x,)).clipped(0.5).vector
+    torch.testing.assert_close(clipped_by(net(), 0.5, loss, (x[:4],), (x[4:],)), truth, rtol=1e-9, atol=1e-12)
 
 
 def test_an_example_whose_loss_reaches_no_parameter_adds_nothing() -> None:
     x = rows(4)
     x[:, 0] = torch.tensor([1.0, -1.0, 1.0, -1.0])
-    found = summed(net(), lambda m, x: m(x).square().sum() if x[0, 0] > 0 else x.sum(), x, x[1::2])
-    truth = example_gradients(net(), lambda m, x: m(x).square().sum(1), (x[::2],)).clipped(0.5)
-    for name, expected in truth.sums.items():
-        torch.testing.assert_close(found[name], expected, rtol=1e-9, atol=1e-12)
+    loss: Loss = lambda m, x: m(x).square().sum() if x[0, 0] > 0 else x.sum()  # noqa: E731
+    truth = example_gradients(net(), lambda m, x: m(x).square().sum(1), (x[::2],)).clipped(0.5).vector
+    torch.testing.assert_close(clipped_by(net(), 0.5, loss, (x,), (x[1::2],)), truth, rtol=1e-9, atol=1e-12)
 
 
 def test_it_is_said_once() -> None:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        summed(net(), SINGLE["item"], rows(9), rows(9), rows(9))
+        clipped_by(net(), 0.5, SINGLE["item"], *[(rows(9),)] * 3)
     assert [warning.category for warning in said] == [OneByOneWarning]
     assert "as a Python number" in str(said[0].message)
 
@@ -132,4 +108,4 @@ _REFUSED = r"earlier call|was written to|first batch|all examples share"
 def test_a_tensor_that_an_example_leaves_for_the_next_is_refused(name: str, batches: int) -> None:
     x = rows(2)
     with pytest.raises(PrivacyError, match=_REFUSED):
-        summed(net(), LEAVES[name](), *x.split(2 // batches))
+        clipped_by(net(), 0.5, LEAVES[name](), *[(part,) for part in x.split(2 // batches)])

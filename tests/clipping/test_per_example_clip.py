@@ -1,9 +1,5 @@
 """What PerExampleClip refuses, what its messages name, and that it leaves the model as it was."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -15,21 +11,10 @@ from noisette.clipping.engines import BookKeeping, PerExampleLoop, ReweightGP
 from noisette.core.clip import Engine
 from noisette.core.release import ROUNDING
 from oracle import example_gradients
+from small_loop import clipped_by
 
 every_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: type(e).__name__)
 rule_engines = pytest.mark.parametrize("engine", [BookKeeping(), ReweightGP()], ids=lambda e: type(e).__name__)
-
-
-def clipped(
-    model: nn.Module, loss: Callable[..., Tensor], *batch: Tensor, engine: Engine | None = None, bound: float = 1.0
-) -> Tensor:
-    clip = PerExampleClip(model, bound, engine=engine)
-    try:
-        clip.accumulate(loss, *batch)
-        [total] = clip.pop_sums()
-    finally:
-        clip.close()
-    return torch.cat([g.flatten() for g in total.grads])
 
 
 @rule_engines
@@ -40,7 +25,9 @@ def test_a_penalty_on_the_parameters_is_a_part_of_each_examples_loss(engine: Eng
         return cross_entropy(model, x, y) + model.get_parameter("2.weight").square().sum()
 
     expected = example_gradients(model, penalised, (x, y)).clipped(1.0).vector
-    torch.testing.assert_close(clipped(model, penalised, x, y, engine=engine), expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(
+        clipped_by(model, 1.0, penalised, (x, y), engine=engine), expected, rtol=1e-9, atol=1e-12
+    )
 
 
 @every_engine
@@ -50,7 +37,7 @@ def test_forward_without_gradients_is_refused(engine: Engine) -> None:
             return squares(model, x)
 
     with pytest.raises(PrivacyError, match="no_grad"):
-        clipped(mlp(), loss, torch.randn(3, 6), engine=engine)
+        clipped_by(mlp(), 1.0, loss, (torch.randn(3, 6),), engine=engine)
 
 
 @rule_engines
@@ -62,7 +49,7 @@ def test_an_input_changed_in_place_after_its_use_is_refused(engine: Engine) -> N
 
     model = Forward(forward, first=nn.Linear(6, 5), second=nn.Linear(5, 5))
     with pytest.raises(RuntimeError, match="changed in place"):
-        clipped(model, squares, torch.randn(3, 6), engine=engine)
+        clipped_by(model, 1.0, squares, (torch.randn(3, 6),), engine=engine)
 
 
 def test_model_with_nothing_to_train() -> None:
@@ -98,7 +85,7 @@ def test_autocast_forward_keeps_the_bound(engine: Engine) -> None:
         def single(model: nn.Module, *inputs: Tensor, case: Case = case) -> Tensor:
             return 100 * case.loss(model, *inputs)
 
-        found = clipped(model, lower, *inputs, engine=engine).double()
+        found = clipped_by(model, 1.0, lower, inputs, engine=engine)
         assert float(found.norm()) <= 1 + ROUNDING, case.name
-        exact = clipped(model, single, *inputs).double()
+        exact = clipped_by(model, 1.0, single, inputs)
         assert float((found - exact).norm()) <= 0.1, case.name

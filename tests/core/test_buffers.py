@@ -41,8 +41,6 @@ WRITES = {"added": added, "row": row_set, "replaced": replaced, "two buffers": t
 
 
 class Model(nn.Module):
-    """Its output depends on a buffer, which each call writes."""
-
     seen: Tensor
     scale: Tensor
     count: Tensor
@@ -66,7 +64,6 @@ def squares(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def by_fresh_models(write: Callable[[Model, Tensor], None]) -> Tensor:
-    """The clipped sum, each example by a model that has seen no other one."""
     total = torch.zeros(())
     for row in X.split(1):
         model = Model(write)

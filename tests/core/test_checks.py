@@ -1,7 +1,5 @@
 """Numbers of NumPy are numbers, and truth values are none."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The keystream is ChaCha20, a pure function of its address, and its key stays secret."""
 
-from __future__ import annotations
-
 import copy
 import os
 import pickle

@@ -1,7 +1,5 @@
 """The arguments of a loss: rows of tensors, and entries of several examples that are no tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

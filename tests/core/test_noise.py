@@ -3,8 +3,6 @@
 Statistical limits are two-sided and met by a right generator in all but one run in a billion.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 
@@ -25,23 +23,13 @@ LONGEST = math.sqrt(2 * 1589 * math.log(2))
 Z = 6.1
 
 
-def noise(
-    numel: int,
-    *,
-    name: str = "weight",
-    start: int = 0,
-    step: int = 0,
-    dtype: torch.dtype = torch.float64,
-    key: SecretKey = KEY,
-    std: float = 1.0,
-) -> Tensor:
+def noise(numel, *, name="weight", start=0, step=0, dtype=torch.float64, key=KEY, std=1.0) -> Tensor:
     values = torch.zeros(numel, dtype=dtype)
     GaussianNoise(key).add_({name: values}, step=step, std=std, windows={name: Window(start)})
     return values
 
 
 def check_gaussian(z: np.ndarray) -> None:
-    """Mean, variance, shape by Kolmogorov-Smirnov, and 64 cells of equal probability."""
     n = z.size
     assert abs(z.mean()) * math.sqrt(n) <= Z
     assert abs(z.std() - 1) * math.sqrt(2 * n) <= Z
@@ -216,14 +204,8 @@ def test_independent_across(other: dict) -> None:
 
 def test_pure_function_whole_or_in_parts() -> None:
     whole = noise(3 * 1024 * TILE + 77, dtype=torch.float32)
-    for start, numel in (
-        (0, 1),
-        (TILE, TILE),
-        (TILE - 1, 2),
-        (700, 2000),
-        (1024 * TILE - 3, 10),
-        (3 * 1024 * TILE, 77),
-    ):
+    parts = (0, 1), (TILE, TILE), (TILE - 1, 2), (700, 2000), (1024 * TILE - 3, 10), (3 * 1024 * TILE, 77)
+    for start, numel in parts:
         assert torch.equal(noise(numel, start=start, dtype=torch.float32), whole[start : start + numel])
 
 
@@ -253,11 +235,8 @@ def test_each_tensor_has_its_own_window() -> None:
     tensors = {name: torch.zeros(1000) for name in "abc"}
     windows = {"a": Window(300), "c": Window(5, run=10, stride=2000)}
     GaussianNoise(KEY).add_(tensors, step=0, windows=windows)
-    places = {
-        "a": range(300, 1300),
-        "b": range(1000),
-        "c": [5 + 2000 * row + column for row in range(100) for column in range(10)],
-    }
+    of_shard = [5 + 2000 * row + column for row in range(100) for column in range(10)]
+    places = {"a": range(300, 1300), "b": range(1000), "c": of_shard}
     for name, tensor in tensors.items():
         assert torch.equal(tensor, noise(200_000, name=name, dtype=torch.float32)[list(places[name])])
 

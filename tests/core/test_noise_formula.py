@@ -3,8 +3,6 @@
 The definition is computed in double precision by NumPy, with its logarithm, sine and cosine.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from itertools import pairwise
@@ -29,7 +27,6 @@ from noisette.core.noise import (
     Source,
     Window,
     Words,
-    never,
 )
 from noisette.noise import device as device_noise
 from noisette.noise.device import Compiled, CompiledNoise, CompiledPass, example_inputs, is_faithful, noise_of_words
@@ -44,7 +41,6 @@ SIZES = {"a": 3, "b": 1, "c": 255, "d": 256, "e": 257, "f": 0, "g": WHOLE + 5, "
 
 @pytest.fixture(scope="session")
 def compiled() -> dict[torch.dtype, Compiled]:
-    """What a run gets that waits for its compiled noise."""
     if (reason := why_not_compiled()) is not None:
         pytest.skip(reason)
     source = CompiledNoise(schedule_of("compiled"), lambda: 1.0)
@@ -88,7 +84,6 @@ def known_words() -> Words:
 
 
 def with_levels(words: Words) -> Words:
-    """The words with a level for each pair of some tiles, up to the last level."""
     words.radii[::7] |= (np.arange(PAIRS) % 65)[None, :] << 53
     words.has_rare = True
     return words
@@ -192,15 +187,13 @@ def test_any_split_gives_the_same_bits(function: Compiled, dtype: torch.dtype) -
         assert torch.equal(shard["a"], whole[: 250 * 1000].view(250, 1000)[:, 200:500])
 
 
-def source_of(function: Compiled | None, fewest: int = 64) -> Source:
+def source_of(function: Compiled | None, fewest: int = 64) -> Source | None:
     if function is None:
-        return never
+        return None
     return lambda key, dtype, *_: PlainNoise(key, dtype, CompiledPass(function, dtype), fewest)
 
 
-def noised(
-    tensors: dict[str, Tensor], function: Compiled | None, *, start: int = 0, fewest: int = 64
-) -> dict[str, Tensor]:
+def noised(tensors, function, *, start=0, fewest=64) -> dict[str, Tensor]:
     result = {name: tensor.clone() for name, tensor in tensors.items()}
     windows = {name: Window(start) for name in tensors}
     GaussianNoise(KEY, source_of(function, fewest)).add_(result, step=3, std=0.8, divisor=40.0, windows=windows)
@@ -215,9 +208,7 @@ def check_equal_to_plain(tensors: dict[str, Tensor], function: Compiled, **numbe
 
 
 @pytest.mark.parametrize("start", [0, 1000])
-def test_tensors_of_many_sizes_get_the_noise_of_the_plain_pass(
-    function: Compiled, dtype: torch.dtype, start: int
-) -> None:
+def test_tensors_of_many_sizes_get_the_noise_of_the_plain_pass(function, dtype, start) -> None:
     tensors = {name: torch.linspace(-9, 9, n, dtype=dtype) for name, n in SIZES.items()}
     check_equal_to_plain(tensors, function, start=start)
 

@@ -1,7 +1,5 @@
 """Tensors that a loss reaches otherwise than as an argument: constants pass, values of a batch do not."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -54,9 +52,7 @@ BY_THE_LOOP: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 @pytest.mark.parametrize(("capture", "generation"), [("eager", 0), ("graph", 2)])
 @pytest.mark.parametrize("name", BY_THE_LOOP)
-def test_a_tensor_computed_from_the_batch_is_refused_in_the_first_step(
-    name: str, capture: str, generation: int
-) -> None:
+def test_a_tensor_computed_from_the_batch_is_refused_in_the_first_step(name, capture, generation) -> None:
     with run_of(net(), capture) as run:
         x, y = next(steps(run))
         weights = BY_THE_LOOP[name](x, y)
@@ -120,7 +116,6 @@ def test_without_a_run_a_new_tensor_in_the_second_call_is_refused() -> None:
 
 
 def test_a_teacher_from_before_the_run_may_train_or_not() -> None:
-    """Frozen or not; nothing is added to its gradients."""
     teacher, model = net(), net()
     with torch.no_grad():
         teacher.weight.mul_(2)

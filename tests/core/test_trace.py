@@ -1,7 +1,5 @@
 """What is recorded of a loss: uses in order, derived weights, constants, and weights on a way that was not seen."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
@@ -12,6 +10,7 @@ from torch.overrides import _get_current_function_mode_stack as modes
 from forward_pass import recorded_losses
 from model_cases import Forward, mlp, parameter, squares
 from noisette.core.backward import search
+from noisette.core.forms import match, named_arguments, rule
 from noisette.core.trace import ForwardPass
 from noisette.core.vmap import current_level
 from noisette.errors import PrivacyError
@@ -74,3 +73,17 @@ def test_an_error_inside_leaves_no_recording() -> None:
     assert modes() == []
     assert current_level() is None
     assert operations(recorded(model)) == ["linear"] * 3
+
+
+def test_a_second_rule_of_an_operand_and_one_of_none_are_refused() -> None:
+    with pytest.raises(ValueError, match="no operand 'other'"):
+        rule(torch.hypot, operand="other")(lambda b, dy, input: None)
+    with pytest.raises(ValueError, match="has a rule for its operand 'weight' already"):
+        rule(torch.nn.functional.linear, operand="weight")(lambda b, dy, input, weight, bias=None: None)
+
+
+def test_named_arguments() -> None:
+    x, w = torch.zeros(1), torch.zeros(1)
+    assert list(named_arguments(torch.nn.functional.linear, (x, w), {"bias": None})) == ["input", "weight", "bias"]
+    assert list(named_arguments(torch.addbmm, (x, w), {})) == ["argument 0", "argument 1"]
+    assert match(torch.addbmm, (x, w), {}, [w]).operands[0].rule is None

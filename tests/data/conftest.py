@@ -1,7 +1,5 @@
 """Tests of data sets use neither the network nor the user's cache, and real files only where they ask for them."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import struct
@@ -50,7 +48,6 @@ def idx_bytes(array: np.ndarray) -> bytes:
 
 @pytest.fixture
 def idx_of() -> Callable[[np.ndarray], bytes]:
-    """Writes an array as the bytes of a gzipped idx file."""
     return idx_bytes
 
 

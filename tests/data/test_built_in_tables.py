@@ -1,13 +1,10 @@
 """Adult, AG News, SST-2 and IMDB, with the quirks of their files."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import lzma
 import tarfile
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -37,7 +34,6 @@ def write(folder: Path, train: list[str], *, zipped: bool = False) -> None:
 def test_official_files_with_their_quirks_and_one_record_by_hand(tmp_path: Path, zipped: bool) -> None:
     write(tmp_path / "adult", ROWS, zipped=zipped)
     found = load("adult", data_dir=tmp_path)
-    assert found.test is not None
     assert (found.classes, found.declared_size, found.note) == (2, 32_561, "")
     assert found.train.targets.tolist() == found.test.targets.tolist() == [0, 1]
     assert (found.train.inputs == found.test.inputs).all()
@@ -92,7 +88,6 @@ def subset(folder: Path, train: list[str]) -> DataSet:
 
 def test_official_articles(tmp_path: Path) -> None:
     found = official(tmp_path, OFFICIAL)
-    assert found.test is not None
     assert (found.name, found.classes, found.declared_size) == ("ag-news", 4, 120_000)
     texts = ["The oil The price\\rose.", '"Oil" company #39;s, and so on', "", "a b"]
     assert found.train.inputs.tolist() == Numbering().number(texts).tolist(), "also an article without a word"
@@ -103,7 +98,6 @@ def test_official_articles(tmp_path: Path) -> None:
 
 def test_the_copy_with_a_part_of_the_articles(tmp_path: Path) -> None:
     found = subset(tmp_path, SUBSET)
-    assert found.test is not None
     assert (found.classes, found.declared_size) == (4, 18_349)
     numbered = Numbering().number(["The oil The price\\rose.", '"Oil" company #39;s, and so on']).tolist()
     assert found.train.inputs.tolist() == found.test.inputs.tolist() == numbered
@@ -125,9 +119,7 @@ def test_another_class_is_refused_by_its_row(tmp_path: Path, label: str) -> None
         (subset, [], r"train_subset\.csv\.gz"),
     ],
 )
-def test_damaged_articles_are_refused_and_not_quoted(
-    tmp_path: Path, read: Callable[[Path, list[str]], DataSet], lines: list[str], says: str
-) -> None:
+def test_damaged_articles_are_refused_and_not_quoted(tmp_path, read, lines, says) -> None:
     with pytest.raises(DataError, match=says) as caught:
         read(tmp_path, lines)
     assert "secret" not in str(caught.value)
@@ -140,8 +132,6 @@ def test_errors_say_where_to_put_absent_articles(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"put SST-2\.zip from"):
         sst2(tmp_path, FEW)
 
-
-# SST-2 and IMDB
 
 SENTENCES = 'label\tsentence\n1\ta "good" film\n0\tdull\n'
 
@@ -161,7 +151,6 @@ def test_sst2_from_the_archive_and_from_a_copy(tmp_path: Path) -> None:
         archive.writestr("SST-2/dev.tsv", SENTENCES)
     for folder in (official, sentences(tmp_path / "b")):
         found = sst2(folder, FEW)
-        assert found.test is not None
         for split in (found.train, found.test):
             assert split.inputs.tolist() == FEW.number(['a "good" film', "dull"]).tolist()
             assert split.targets.tolist() == [1, 0]
@@ -186,7 +175,6 @@ def test_imdb_from_the_archive_and_from_a_copy(tmp_path: Path) -> None:
         (copy / f"{part}.csv.xz").write_bytes(lzma.compress(content.encode()))
     for folder in (official, copy):
         found = imdb(folder.parent, FEW)
-        assert found.test is not None
         assert found.train.inputs.tolist() == FEW.number(["dull", "a good film"]).tolist()
         assert found.test.inputs.tolist() == FEW.number(["bad", "fine"]).tolist()
         assert found.test.targets.tolist() == found.train.targets.tolist() == [0, 1]

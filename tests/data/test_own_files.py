@@ -1,7 +1,5 @@
 """The user's own arrays and folders of images, and names of built-in sets."""
 
-from __future__ import annotations
-
 import io
 import math
 import pickle
@@ -31,9 +29,6 @@ def refusal(path: str | Path, declaration: Declaration = DECLARED) -> str:
     return str(caught.value)
 
 
-# Arrays
-
-
 def written(tmp_path: Path, **arrays: np.ndarray) -> str:
     np.savez(tmp_path / "mine.npz", **arrays)  # pyright: ignore[reportArgumentType]
     return str(tmp_path / "mine.npz")
@@ -47,7 +42,6 @@ def test_train_and_test(tmp_path: Path) -> None:
     assert (found.train.inputs.dtype, found.train.targets.dtype) == (np.float32, np.int64)
     np.testing.assert_array_equal(found.train.inputs, x)
     assert found.train.targets.tolist() == [2, 0]
-    assert found.test is not None
     assert found.test.targets.tolist() == [1]
 
 
@@ -140,9 +134,6 @@ def test_what_is_undeclared_or_has_no_effect(tmp_path: Path) -> None:
     assert "images, which have classes" in refusal(tmp_path, Declaration(target=Target(0, 1), size=3))
 
 
-# Images
-
-
 def save(path: Path, value: int | tuple[int, int, int], *, extent: tuple[int, int] = (4, 3), mode: str = "") -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new(mode or ("L" if isinstance(value, int) else "RGB"), extent, value).save(path)
@@ -173,7 +164,6 @@ def test_colour_images_and_a_test_split(tmp_path: Path) -> None:
     save(tmp_path / "pets" / "train" / "dog" / "a.png", (255, 51, 0))
     save(tmp_path / "pets" / "test" / "cat" / "a.jpeg", (255, 255, 255))
     found = load(str(tmp_path / "pets"), declaration=PETS)
-    assert found.test is not None
     np.testing.assert_allclose(found.train.inputs[0, :, 1, 2], [1, 0.2, 0], rtol=1e-6)
     assert (found.train.targets.tolist(), found.test.targets.tolist()) == ([1], [0])
 
@@ -188,9 +178,7 @@ def test_colour_images_and_a_test_split(tmp_path: Path) -> None:
         (("train/cat/a.png", "b.png"), ("cat", ".."), [0], None),  # a name does not lead out of the folder
     ],
 )
-def test_names_of_folders(
-    tmp_path: Path, places: tuple[str, ...], classes: int | tuple[str, ...], targets: list[int], test: list[int] | None
-) -> None:
+def test_names_of_folders(tmp_path, places, classes, targets, test) -> None:
     for place in places:
         save(tmp_path / "all" / place, 9)
     found = load(str(tmp_path / "all"), declaration=Declaration(classes=classes, size=2))

@@ -1,7 +1,5 @@
 """The assurance page and the lists beside it have the results of the last run, and name tests that exist."""
 
-from __future__ import annotations
-
 import ast
 import copy
 import json
@@ -22,7 +20,6 @@ LISTS = ROOT / "docs" / "assurance"
 
 
 def read(name: str) -> Any:
-    """The content of a JSON file beside the page."""
     return json.loads((LISTS / name).read_text(encoding="utf-8"))
 
 
@@ -30,7 +27,7 @@ RESULTS = read("results.json")
 
 
 @pytest.fixture
-def _tables(monkeypatch: pytest.MonkeyPatch) -> None:
+def _tables(monkeypatch):
     monkeypatch.syspath_prepend(TESTS / "assurance")
 
 
@@ -39,7 +36,7 @@ def functions_in(path: Path) -> set[str]:
     return {node.name for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.FunctionDef)}
 
 
-def test_page_and_lists_are_generated_from_the_committed_results() -> None:
+def test_page_and_lists_are_generated_from_the_committed_results():
     for path, text in documents().items():
         assert path.read_text(encoding="utf-8") == text, "run: python -m experiments.assurance --write"
 
@@ -50,7 +47,7 @@ def page_of(**changed: Any) -> str:
     return with_results(PAGE.read_text(encoding="utf-8"), **({"results": RESULTS} | lists | changed))
 
 
-def test_the_page_agrees_with_the_lists() -> None:
+def test_the_page_agrees_with_the_lists():
     assert page_of() == PAGE.read_text(encoding="utf-8")
     assert "**0 of 2 cases**" in page_of(around=[{"cases": 2, "passed": 0}])
     missed = [row | {"caught": row["area"] != "Noise"} for row in read("faults.json")]
@@ -64,19 +61,15 @@ def test_the_page_agrees_with_the_lists() -> None:
     assert re.search(r"^\| 0\.5 \| .* \| 7/8 bounds \|$", page_of(results=lost), re.MULTILINE)
 
 
-def test_lists_name_tests_that_exist() -> None:
-    tests = {
-        test
-        for name in ("faults.json", "run-faults.json", "attacks.json")
-        for row in read(name)
-        for test in row["tests"]
-    }
+def test_lists_name_tests_that_exist():
+    rows = [row for name in ("faults.json", "run-faults.json", "attacks.json") for row in read(name)]
+    tests = {test for row in rows for test in row["tests"]}
     assert len(tests) > 100
     assert sorted(test for test in tests if not (ROOT / test.partition("::")[0]).is_file()) == []
 
 
 @pytest.mark.usefixtures("_tables")
-def test_every_named_test_exists_and_the_results_cover_all_planted_faults_without_a_failure() -> None:
+def test_every_named_test_exists_and_the_results_cover_all_planted_faults_without_a_failure():
     from planting import FAULTS, MUTANTS
 
     named = {test for mutant in MUTANTS for test in mutant.caught_by} | {t for fault in FAULTS for t in fault.tried_by}
@@ -89,7 +82,7 @@ def test_every_named_test_exists_and_the_results_cover_all_planted_faults_withou
     assert all(test["passed"] == test["cases"] > 0 for test in RESULTS.get("faults", {"tests": {}})["tests"].values())
 
 
-def test_promises_are_numbered_in_order() -> None:
+def test_promises_are_numbered_in_order():
     guarantees = PAGE.read_text(encoding="utf-8").partition("## Guarantees")[2].partition("\n## ")[0]
     numbers = re.findall(r"^\| (\d+) \|", guarantees, re.MULTILINE)
     assert numbers == [str(k) for k in range(1, 11)]

@@ -1,7 +1,5 @@
 """The examples run, also on two ranks, and so does the script of the page on several GPUs."""
 
-from __future__ import annotations
-
 import os
 import re
 import runpy
@@ -27,13 +25,10 @@ def run_here(script: Path, *arguments: str) -> None:
 
 
 def on_two_ranks(script: Path, *arguments: str, folder: Path) -> str:
-    """What two processes of torchrun print."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "NOISETTE_COMPILE": "0"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     command = [*TORCHRUN, str(script), *arguments]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, cwd=folder, env=environment, check=False
-    )
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=folder, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
@@ -43,7 +38,7 @@ def releases(ledger: Path) -> int:
 
 
 @pytest.mark.slow
-def test_a_run_of_two_ranks_is_finished_by_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_of_two_ranks_is_finished_by_one(tmp_path, capsys):
     script = EXAMPLES / "train_on_ranks.py"
     printed = on_two_ranks(script, "--out", "run", "--wrap", "--steps", "24", "--stop-after", "13", folder=tmp_path)
     assert re.fullmatch(r"steps 13, epsilon \d\.\d\d, accuracy \d\.\d\d, weights \d+\.\d+\n", printed)
@@ -60,7 +55,7 @@ def test_a_run_of_two_ranks_is_finished_by_one(tmp_path: Path, capsys: pytest.Ca
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["lora_llama", pytest.param("full_fine_tuning", marks=pytest.mark.slow)])
-def test_adapters_or_all_weights_of_a_llama(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_adapters_or_all_weights_of_a_llama(name, capsys):
     pytest.importorskip("transformers")
     if name == "lora_llama":
         pytest.importorskip("peft")
@@ -76,7 +71,7 @@ def test_adapters_or_all_weights_of_a_llama(name: str, capsys: pytest.CaptureFix
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("lora", ["0", "2"])
-def test_a_sentence_encoder_is_fine_tuned(lora: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sentence_encoder_is_fine_tuned(lora, tmp_path, capsys):
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("peft")
     words = ["dull", "moving", "a", "film"]
@@ -98,9 +93,7 @@ def test_a_sentence_encoder_is_fine_tuned(lora: str, tmp_path: Path, capsys: pyt
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_the_script_of_the_page_prints_what_it_states_on_one_and_on_two_ranks(
-    ranks: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_script_of_the_page_prints_what_it_states_on_one_and_on_two_ranks(ranks, tmp_path, capsys, monkeypatch):
     [block] = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     [stated] = re.findall(r"print\(.*\)  # (.*)", block)
     script = tmp_path / "train.py"

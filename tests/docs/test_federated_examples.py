@@ -1,7 +1,5 @@
 """The federated examples: sums are those of a loop, and each ledger has the privacy cost of Poisson-sampled noise."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 from typing import Any
@@ -17,15 +15,13 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 def example(name: str) -> Any:
     spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    assert spec
-    assert spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
 @pytest.fixture
-def sums(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+def sums(monkeypatch):
     """The sum of each round before its noise, as one vector."""
     found: list[Tensor] = []
     whole = GaussianRelease.__call__
@@ -38,9 +34,7 @@ def sums(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     return found
 
 
-def test_the_sum_of_a_round_of_clients_is_that_of_a_loop_in_double_precision(
-    sums: list[Tensor], tmp_path: Path
-) -> None:
+def test_the_sum_of_a_round_of_clients_is_that_of_a_loop_in_double_precision(sums, tmp_path):
     module, rounds = example("federated_clients"), []
 
     def updates(model: nn.Module, drawn: list[int]) -> list[Tensor | None]:
@@ -65,7 +59,7 @@ def test_the_sum_of_a_round_of_clients_is_that_of_a_loop_in_double_precision(
     assert run.event.relation == "add or remove all records of one user"
 
 
-def test_clients_learn_within_the_budget(capsys: pytest.CaptureFixture[str]) -> None:
+def test_clients_learn_within_the_budget(capsys):
     module = example("federated_clients")
     module.main()
     said, _, accuracy = capsys.readouterr().out.strip().rpartition(" ")
@@ -73,7 +67,7 @@ def test_clients_learn_within_the_budget(capsys: pytest.CaptureFixture[str]) -> 
     assert float(accuracy) > 0.6
 
 
-def test_each_site_pays_for_its_own_records(sums: list[Tensor], tmp_path: Path) -> None:
+def test_each_site_pays_for_its_own_records(sums, tmp_path):
     module = example("federated_sites")
     model, sites = module.train(tmp_path)
     for number, site in enumerate(sites):
@@ -87,7 +81,7 @@ def test_each_site_pays_for_its_own_records(sums: list[Tensor], tmp_path: Path) 
     assert float((model(x).argmax(1) == y).float().mean()) > 0.85
 
 
-def test_a_round_of_sites_is_the_average_of_their_released_weights(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_round_of_sites_is_the_average_of_their_released_weights(tmp_path, monkeypatch):
     module = example("federated_sites")
     monkeypatch.setattr(module, "ROUNDS", 1)
     model, sites = module.train(tmp_path)
@@ -95,7 +89,7 @@ def test_a_round_of_sites_is_the_average_of_their_released_weights(tmp_path: Pat
     torch.testing.assert_close(model.weight, averaged)
 
 
-def test_flower_asks_the_drawn_clients_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_flower_asks_the_drawn_clients_alone(tmp_path, capsys):
     pytest.importorskip("flwr", reason="Flower is not installed", exc_type=ImportError)
     from flwr.app import Context, Error, Message, RecordDict
     from flwr.serverapp import Grid

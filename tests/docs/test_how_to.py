@@ -1,7 +1,5 @@
 """The code of the page on rules runs, and its tests pass and can fail."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.
 
 
 @pytest.fixture
-def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def names(monkeypatch):
     """Return what the first block of the page defines; its rule is removed from the registry afterwards."""
     for table in ("_RULES", "OPERANDS"):
         monkeypatch.setattr(registry, table, dict(getattr(registry, table)))
@@ -37,7 +35,7 @@ def losses(model: nn.Module, x: Tensor) -> Tensor:
     return model(x).square().sum((1, 2))
 
 
-def test_worked_example_is_exact(names: dict[str, Any]) -> None:
+def test_worked_example_is_exact(names):
     model, x = names["model"].double(), torch.randn(5, 6, 4, dtype=torch.float64)
     truth = clipped_sum(model, losses, (x,), 0.5)
     clip = PerExampleClip(model, 0.5)
@@ -49,7 +47,7 @@ def test_worked_example_is_exact(names: dict[str, Any]) -> None:
         torch.testing.assert_close(g, truth.sums[name], rtol=1e-10, atol=1e-12)
 
 
-def test_tests_of_the_page_pass(names: dict[str, Any]) -> None:
+def test_tests_of_the_page_pass(names):
     exec(BLOCKS[1], names)
     tests = [value for name, value in names.items() if name.startswith("test_")]
     assert len(tests) == 2
@@ -61,7 +59,7 @@ def without_width(examples: Any, dy: Tensor, input: Tensor, other: Tensor) -> De
     return Dense(examples.sequences(dy).sum(1))
 
 
-def test_rule_that_is_wrong_fails_its_test_and_is_refused(names: dict[str, Any]) -> None:
+def test_rule_that_is_wrong_fails_its_test_and_is_refused(names):
     exec(BLOCKS[1], names)
     names["hypot_other"] = without_width
     with pytest.raises(AssertionError):

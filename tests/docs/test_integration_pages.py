@@ -1,16 +1,15 @@
 """The code on the pages about other libraries runs."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import os
 import re
 import runpy
 import sys
-import zlib
+from itertools import islice
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -30,18 +29,15 @@ def reviews(most: int = 200) -> list[dict[str, Any]]:
         pytest.skip("SST-2 is not there: set NOISETTE_DATA to the folder of the data sets")
     with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
         rows = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
-        return [
-            {
-                "input_ids": [4 + zlib.crc32(word.encode()) % 1996 for word in row["sentence"].split()],
-                "label": int(row["label"]),
-            }
-            for _, row in zip(range(most), rows, strict=False)
-        ]
+        texts = [(row["sentence"].split(), int(row["label"])) for row in islice(rows, most)]
+    return [
+        {"input_ids": [4 + crc32(word.encode()) % 1996 for word in words], "label": label} for words, label in texts
+    ]
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of other libraries
-def test_trainer_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trainer_page(tmp_path, monkeypatch):
     pytest.importorskip("accelerate", reason="the Trainer of transformers needs accelerate, which is not installed")
     monkeypatch.chdir(tmp_path)
     code = code_of("hugging-face-trainer.md")
@@ -52,7 +48,7 @@ def test_trainer_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # of other libraries
-def test_lightning_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lightning_page(tmp_path, monkeypatch):
     pytest.importorskip("lightning", reason="lightning is not installed")
     monkeypatch.chdir(tmp_path)
     found: dict[str, Any] = {"__name__": "page"}
@@ -65,22 +61,15 @@ def test_lightning_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert not metrics or float(metrics["epsilon"]) <= 3
 
 
-def test_opacus_page() -> None:
+def test_opacus_page():
     found: dict[str, Any] = {}
     exec(code_of("from-opacus.md"), found)
     assert 2.5 < found["engine"].get_epsilon(1e-4) <= 3
 
 
-@pytest.mark.parametrize(
-    ("script", "arguments"),
-    [
-        ("opacus_images.py", ("--epochs", "1", "--batch", "300")),
-        ("opacus_text.py", ("--epochs", "1", "--records", "64", "--batch", "16")),
-    ],
-)
-def test_ported_tutorials(
-    script: str, arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("words", ["opacus_images.py --batch 300", "opacus_text.py --records 64 --batch 16"])
+def test_ported_tutorials(words, monkeypatch, capsys):
+    script, *arguments = [*words.split(), "--epochs", "1"]
     if "text" in script:
         pytest.importorskip("transformers", reason="Hugging Face's transformers are not installed")
     monkeypatch.setattr(sys, "argv", [script, *arguments])

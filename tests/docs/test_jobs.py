@@ -1,7 +1,5 @@
 """The job files parse and agree with each other, and the job for SLURM runs, also where a rank is killed."""
 
-from __future__ import annotations
-
 import os
 import re
 import runpy
@@ -36,7 +34,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def test_the_job_for_slurm_parses_and_starts_torchrun_once_on_each_machine() -> None:
+def test_the_job_for_slurm_parses_and_starts_torchrun_once_on_each_machine():
     subprocess.run(["bash", "-n", str(SBATCH)], check=True)
     text = SBATCH.read_text(encoding="utf-8")
     options = dict(re.findall(r"^#SBATCH --([\w-]+)(?:=(\S+))?$", text, re.MULTILINE))
@@ -47,7 +45,7 @@ def test_the_job_for_slurm_parses_and_starts_torchrun_once_on_each_machine() -> 
 
 
 @pytest.mark.slow
-def test_the_job_for_slurm_goes_on_after_the_death_of_a_rank(tmp_path: Path) -> None:
+def test_the_job_for_slurm_goes_on_after_the_death_of_a_rank(tmp_path):
     """With stand-ins for the programs of SLURM, on one machine with two ranks."""
     commands = {
         "scontrol": "echo localhost",
@@ -58,26 +56,12 @@ def test_the_job_for_slurm_goes_on_after_the_death_of_a_rank(tmp_path: Path) -> 
         (tmp_path / name).write_text(f"#!/bin/bash\n{line}\n")
         (tmp_path / name).chmod(0o755)
     (tmp_path / "killed.py").write_text(KILLED)
-    environment = os.environ | {
-        "PATH": f"{tmp_path}:{os.environ['PATH']}",
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-        "OMP_NUM_THREADS": "1",
-        "NOISETTE_COMPILE": "0",
-        "SLURM_JOB_NODELIST": "localhost",
-        "SLURM_NNODES": "1",
-        "SLURM_GPUS_ON_NODE": "2",
-        "SLURM_JOB_ID": "7",
-    }
+    slurm = {"SLURM_JOB_NODELIST": "localhost", "SLURM_NNODES": "1", "SLURM_GPUS_ON_NODE": "2", "SLURM_JOB_ID": "7"}
+    paths = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environment = os.environ | paths | slurm | {"OMP_NUM_THREADS": "1", "NOISETTE_COMPILE": "0"}
     script = [str(ROOT / "examples" / "train_on_ranks.py"), "--out", "run", "--steps", "24"]
-    done = subprocess.run(
-        ["bash", str(SBATCH), "killed.py", *script],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    settings = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True, "timeout": 240}
+    done = subprocess.run(["bash", str(SBATCH), "killed.py", *script], **settings)
     assert done.returncode == 0, done.stderr[-3000:]
     steps = re.match(r"steps (\d+), epsilon (\S+),", done.stdout)
     assert steps, done.stdout
@@ -87,15 +71,14 @@ def test_the_job_for_slurm_goes_on_after_the_death_of_a_rank(tmp_path: Path) -> 
 
 
 @pytest.fixture
-def kubernetes() -> dict[str, Any]:
-    """The objects of the file, by kind."""
+def kubernetes():
     yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
     objects = list(yaml.safe_load_all((JOBS / "kubernetes.yaml").read_text(encoding="utf-8")))
     assert [one["kind"] for one in objects] == ["Service", "NetworkPolicy", "Job"]
     return {one["kind"]: one for one in objects}
 
 
-def test_the_job_for_kubernetes_starts_as_many_ranks_as_there_are_machines_and_gpus(kubernetes: dict[str, Any]) -> None:
+def test_the_job_for_kubernetes_starts_as_many_ranks_as_there_are_machines_and_gpus(kubernetes):
     job, pod = kubernetes["Job"], kubernetes["Job"]["spec"]["template"]["spec"]
     [container] = pod["containers"]
     command = dict(part.lstrip("-").split("=", 1) for part in container["command"] if "=" in part)
@@ -112,7 +95,7 @@ def test_the_job_for_kubernetes_starts_as_many_ranks_as_there_are_machines_and_g
     assert {"name": "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "value": "1"} in container["env"]
 
 
-def test_nobody_else_connects_to_the_ranks_of_kubernetes(kubernetes: dict[str, Any]) -> None:
+def test_nobody_else_connects_to_the_ranks_of_kubernetes(kubernetes):
     labels = kubernetes["Job"]["spec"]["template"]["metadata"]["labels"]
     policy = kubernetes["NetworkPolicy"]["spec"]
     assert kubernetes["Service"]["spec"]["selector"] == policy["podSelector"]["matchLabels"] == labels
@@ -120,9 +103,7 @@ def test_nobody_else_connects_to_the_ranks_of_kubernetes(kubernetes: dict[str, A
     assert policy["ingress"] == [{"from": [{"podSelector": {"matchLabels": labels}}]}]
 
 
-def test_the_loop_for_ray_trains_in_the_process_group_that_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_loop_for_ray_trains_in_the_process_group_that_is_there(tmp_path, monkeypatch):
     """With a stand-in for Ray, which makes a group of one and calls the function; again, it finds its checkpoint."""
     calls = []
 

@@ -1,9 +1,6 @@
 """What loggers get of a private training is released."""
 
-from __future__ import annotations
-
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +8,7 @@ import pytest
 
 
 @pytest.mark.filterwarnings("ignore")  # of lightning
-def test_loggers_of_lightning_get_what_is_released(tmp_path: Path) -> None:
+def test_loggers_of_lightning_get_what_is_released(tmp_path):
     modules = pytest.importorskip("lightning_modules")
     loggers = pytest.importorskip("lightning.pytorch.loggers")
     logged: list[str] = []
@@ -26,7 +23,7 @@ def test_loggers_of_lightning_get_what_is_released(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # of transformers
-def test_the_writer_of_tensorboard_gets_what_is_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_writer_of_tensorboard_gets_what_is_released(tmp_path, monkeypatch):
     trainer = pytest.importorskip("small_trainer")
     utils = pytest.importorskip("transformers.integrations.integration_utils")
     monkeypatch.setattr(utils, "is_tensorboard_available", lambda: True)

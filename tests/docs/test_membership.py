@@ -1,7 +1,5 @@
 """Membership inference: rates agree with their definitions, and the attacks detect memorisation."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -14,7 +12,7 @@ from experiments.membership import Attack, Membership, by_class, confidences_of,
 from noisette.data import DataSet, Split
 
 
-def test_rates_are_those_of_the_definition() -> None:
+def test_rates_are_those_of_the_definition():
     random = np.random.default_rng(0)
     members, others = random.integers(0, 12, 50).astype(float), random.integers(0, 9, 40).astype(float)
     attack = Attack("", members, others)
@@ -28,7 +26,7 @@ def test_rates_are_those_of_the_definition() -> None:
     assert attack.caught(0.001) is None, "forty others are too few to measure a thousandth"
 
 
-def test_allowed_rates_are_those_of_the_definition_of_differential_privacy() -> None:
+def test_allowed_rates_are_those_of_the_definition_of_differential_privacy():
     """From both inequalities of (epsilon, delta)-DP, for the test and for its complement."""
     found = Membership((), epsilon=1.0, delta=0.01)
     for rate in (0.0, 0.001, 0.2, 0.5, 1.0):
@@ -38,7 +36,7 @@ def test_allowed_rates_are_those_of_the_definition_of_differential_privacy() -> 
     assert Membership((), epsilon=1e6, delta=0.0).allowed(1e-9) == 1.0
 
 
-def test_confidence_is_the_logit_of_the_true_class() -> None:
+def test_confidence_is_the_logit_of_the_true_class():
     model = nn.Linear(3, 4).double()
     x, y = torch.randn(7, 3, dtype=torch.float64), torch.randint(0, 4, (7,))
     p = model(x).softmax(1)[torch.arange(7), y]
@@ -48,7 +46,7 @@ def test_confidence_is_the_logit_of_the_true_class() -> None:
     assert model.training, "as it was"
 
 
-def test_class_statistics_correct_for_the_difficulty_of_a_class() -> None:
+def test_class_statistics_correct_for_the_difficulty_of_a_class():
     random = np.random.default_rng(2)
     classes = random.integers(0, 2, (2, 2_000))
     members, others = random.normal(size=(2, 2_000)) + np.array([0.0, 20.0])[classes]
@@ -83,13 +81,13 @@ def forgetful(data: DataSet) -> nn.Module:
 
 
 @pytest.fixture
-def data() -> DataSet:
+def data():
     random = np.random.default_rng(3)
     splits = [Split(random.normal(size=(n, 4)).astype(np.float32), random.integers(0, 3, n)) for n in (400, 200)]
     return DataSet("records", *splits, classes=3, declared_size=400, note="")
 
 
-def test_attacks_succeed_on_a_model_that_memorises_its_records(data: DataSet) -> None:
+def test_attacks_succeed_on_a_model_that_memorises_its_records(data):
     found = membership_of(Memory(data), data, epsilon=3.0, delta=1e-4)
     assert [attack.name for attack in found.attacks] == ["loss", "loss by class"]
     assert all(attack.auc > 0.95 for attack in found.attacks)
@@ -99,11 +97,11 @@ def test_attacks_succeed_on_a_model_that_memorises_its_records(data: DataSet) ->
     assert facts["attacks"]["loss"]["caught at 0.001"] is None
 
 
-def test_attacks_fail_on_a_model_that_learned_nothing(data: DataSet) -> None:
+def test_attacks_fail_on_a_model_that_learned_nothing(data):
     found = membership_of(forgetful(data), data, epsilon=3.0, delta=1e-4)
     assert all(0.4 < attack.auc < 0.6 for attack in found.attacks)
 
 
-def test_a_set_without_test_records_is_refused(data: DataSet) -> None:
+def test_a_set_without_test_records_is_refused(data):
     with pytest.raises(ValueError, match="no test records"):
         membership_of(forgetful(data), replace(data, test=None), epsilon=1.0, delta=1e-5)

@@ -1,7 +1,5 @@
 """The programs of the page on other kinds of models run, one after the other, and each learns something."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any
@@ -54,7 +52,7 @@ LEARNED = (generates, classifies_graphs, predicts_survival, orders_pairs, finds_
 
 
 @pytest.mark.parametrize(("program", "learned"), [*zip(PROGRAMS, LEARNED, strict=True)])
-def test_a_program_learns(program: str, learned: Any) -> None:
+def test_a_program_learns(program, learned):
     torch.manual_seed(0)
     names: dict[str, Any] = {"__name__": "a_users_module"}
     exec(FIRST, names)

@@ -1,7 +1,5 @@
 """The container, the recipe of conda and the release workflow agree with pyproject.toml and with the README."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import tomllib
@@ -29,7 +27,7 @@ def python_versions() -> list[str]:
     return [of[-4:] for of in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", of)]
 
 
-def test_the_container_has_a_python_and_extras_of_the_project() -> None:
+def test_the_container_has_a_python_and_extras_of_the_project():
     arguments = dict(re.findall(r'^ARG (\w+)="?([^"\n]*)"?$', DOCKERFILE, re.MULTILINE))
     assert arguments["PYTHON"] in python_versions()
     assert set(arguments["EXTRAS"].split(",")) <= PROJECT["optional-dependencies"].keys()
@@ -39,7 +37,7 @@ def test_the_container_has_a_python_and_extras_of_the_project() -> None:
     assert f"--tag noisette:{noisette.__version__} ." in DOCKERFILE
 
 
-def test_the_container_copies_files_that_its_context_has() -> None:
+def test_the_container_copies_files_that_its_context_has():
     _, *rules = (ROOT / ".dockerignore").read_text().split()
     copied = [name for line in re.findall(r"^COPY (.*) \S+$", DOCKERFILE, re.MULTILINE) for name in line.split()]
     assert sorted(copied) == sorted(rule[1:] for rule in rules if rule.startswith("!"))
@@ -47,7 +45,7 @@ def test_the_container_copies_files_that_its_context_has() -> None:
     assert not any(fnmatch("src/noisette", rule) for rule in rules if not rule.startswith("!"))
 
 
-def test_commands_of_the_container_are_of_its_shell(tmp_path: Path) -> None:
+def test_commands_of_the_container_are_of_its_shell(tmp_path):
     commands = re.findall(r"^RUN (.*)$", DOCKERFILE, re.MULTILINE)
     assert len(commands) == 4
     for command in commands:
@@ -62,7 +60,7 @@ def test_commands_of_the_container_are_of_its_shell(tmp_path: Path) -> None:
         assert re.fullmatch(rf"install --no-cache-dir {expected}torch==[\d.]+\n", shown.stdout.decode())
 
 
-def test_the_recipe_of_conda_needs_what_the_command_line_needs() -> None:
+def test_the_recipe_of_conda_needs_what_the_command_line_needs():
     recipe = parsed("packaging/conda/recipe.yaml")
     assert recipe["context"]["version"] == noisette.__version__
     both = PROJECT["dependencies"] + PROJECT["optional-dependencies"]["cli"]
@@ -76,7 +74,7 @@ def test_the_recipe_of_conda_needs_what_the_command_line_needs() -> None:
     assert (ROOT / "packaging/conda" / recipe["source"]["path"]).resolve() == ROOT
 
 
-def test_a_release_is_tried_by_the_first_command_of_the_readme_before_it_is_published() -> None:
+def test_a_release_is_tried_by_the_first_command_of_the_readme_before_it_is_published():
     workflow = parsed(".github/workflows/release.yml")
     assert workflow[True] == {"push": {"tags": ["v*"]}}  # `on` is a truth value of YAML
     jobs = workflow["jobs"]
@@ -98,7 +96,7 @@ def test_a_release_is_tried_by_the_first_command_of_the_readme_before_it_is_publ
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / ".github/workflows").glob("*.yml")), ids=lambda path: path.stem)
-def test_commands_of_the_workflows_are_of_the_shell(path: Path) -> None:
+def test_commands_of_the_workflows_are_of_the_shell(path):
     jobs = parsed(str(path.relative_to(ROOT)))["jobs"].values()
     commands = [step["run"] for job in jobs for step in job["steps"] if "run" in step]
     for command in [re.sub(r"\$\{\{.*?\}\}", "x", command) for command in commands]:

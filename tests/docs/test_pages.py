@@ -1,7 +1,5 @@
 """The code on the pages runs, their numbers are those of the library, and what is generated is up to date."""
 
-from __future__ import annotations
-
 import json
 import re
 import runpy
@@ -40,26 +38,19 @@ def blocks(page: str, language: str = "python") -> list[str]:
 
 
 def names_of(*code: str) -> dict[str, Any]:
-    """What these blocks define together."""
     found: dict[str, Any] = {"__name__": "a_users_module"}
     for block in code:
         exec(block, found)
     return found
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        *("experiments.table", "experiments.correlated_runs", "experiments.run_checks", "experiments.batch_norm"),
-        "experiments.clipless_page",
-        pytest.param("experiments.correlated_noise", marks=pytest.mark.slow),
-        *(
-            pytest.param(f"papers.{paper}", marks=pytest.mark.slow)
-            for paper in ("abadi_2016", "bethune_2024", "davody_2020", "lee_kifer_2020")
-        ),
-    ],
-)
-def test_what_is_generated_is_up_to_date(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+QUICK = [f"experiments.{name}" for name in ("table", "correlated_runs", "run_checks", "batch_norm", "clipless_page")]
+LONG = [f"papers.{paper}" for paper in ("abadi_2016", "bethune_2024", "davody_2020", "lee_kifer_2020")]
+LONG.append("experiments.correlated_noise")
+
+
+@pytest.mark.parametrize("module", [*QUICK, *(pytest.param(module, marks=pytest.mark.slow) for module in LONG)])
+def test_what_is_generated_is_up_to_date(module, monkeypatch):
     script = ROOT.joinpath(*module.split("."))
     monkeypatch.setattr(sys, "argv", [module, "--check"])
     code = None
@@ -70,14 +61,14 @@ def test_what_is_generated_is_up_to_date(module: str, monkeypatch: pytest.Monkey
     assert not code, f"run: python -m {module}"
 
 
-def test_the_table_has_every_entry_below_those_that_it_imports() -> None:
+def test_the_table_has_every_entry_below_those_that_it_imports():
     rows = re.findall(r"^\| `(\w+)(?:/|\.py)` \|", text_of("docs/architecture.md"), re.MULTILINE)
     assert set(rows) == LEVEL.keys() - {"__main__"}
     assert [LEVEL[row] for row in rows] == sorted(LEVEL[row] for row in rows)
 
 
 @pytest.mark.parametrize("page", ["docs/architecture.md", "CONTRIBUTING.md"])
-def test_files_and_registries_of_the_page_exist(page: str) -> None:
+def test_files_and_registries_of_the_page_exist(page):
     text = text_of(page)
     named = {path for path in re.findall(r"`([\w/]+(?:/|\.py|\.pyi))`", text) if not re.search("NAME|FAMILY", path)}
     assert len(named) > 5
@@ -88,7 +79,7 @@ def test_files_and_registries_of_the_page_exist(page: str) -> None:
     assert [name for name in registries if not re.search(rf"^{name}\b.* = ", code, re.MULTILINE)] == []
 
 
-def test_each_decision_is_short_with_its_measurement_and_a_number_of_its_own() -> None:
+def test_each_decision_is_short_with_its_measurement_and_a_number_of_its_own():
     sections = re.split(r"^## ", text_of("docs/decisions.md"), flags=re.MULTILINE)[1:]
     entries = [section for section in sections if section[0].isdigit()]
     assert len(entries) > 30
@@ -100,12 +91,12 @@ def test_each_decision_is_short_with_its_measurement_and_a_number_of_its_own() -
     assert numbers == sorted(set(numbers))
 
 
-def test_code_of_the_page_exports_the_same_function() -> None:
+def test_code_of_the_page_exports_the_same_function():
     names = names_of(*blocks("docs/batch-norm.md"))
     assert torch.equal(names["exported"](names["images"][:4]), names["outputs"])
 
 
-def test_numbers_of_batch_norm_are_those_of_the_library() -> None:
+def test_numbers_of_batch_norm_are_those_of_the_library():
     text = " ".join(text_of("docs/batch-norm.md").split())
     for norm in (MixtureBatchNorm, PublicBatchNorm):
         without, joined = moved(norm)
@@ -116,29 +107,24 @@ def test_numbers_of_batch_norm_are_those_of_the_library() -> None:
 ACCURACY, RATES = "docs/how-to/better-accuracy.md", "docs/how-to/choose-settings.md"
 
 
-def test_the_loop_on_accuracy_runs_and_its_recipes_are_read() -> None:
+def test_the_loop_on_accuracy_runs_and_its_recipes_are_read():
     names = names_of(*blocks(ACCURACY))
     assert names["published"](names["images"]).isfinite().all()
     for block in blocks(ACCURACY, "toml"):
         assert Recipe.of(tomllib.loads(block), "the page") != Recipe()
 
 
-def test_keys_and_names_of_the_page_exist() -> None:
+def test_keys_and_names_of_the_page_exist():
     recipe = Recipe()
     known = {field.name for part in fields(recipe) for field in fields(getattr(recipe, part.name))}
     rows = [row.split("|") for row in text_of(ACCURACY).splitlines() if row.startswith("| ") and row.count("|") == 5]
-    keys = {
-        key
-        for row in rows[1:]
-        for code in re.findall(r"`([^`]*)`", row[2])
-        if not code.startswith(("noisette", '"'))
-        for key in [code.rpartition("] ")[2].partition(" ")[0]]
-    }
+    codes = [code for row in rows[1:] for code in re.findall(r"`([^`]*)`", row[2])]
+    keys = {code.rpartition("] ")[2].partition(" ")[0] for code in codes if not code.startswith(("noisette", '"'))}
     assert len(keys) > 15
     assert keys <= known, keys - known
 
 
-def test_code_on_settings_gives_the_stated_numbers_and_its_table_is_that_of_the_results() -> None:
+def test_code_on_settings_gives_the_stated_numbers_and_its_table_is_that_of_the_results():
     plan, loop, *_ = blocks(RATES)
     names = names_of(plan)
     assert (names["batches"].expected_batch_size, round(names["batches"].epochs, 1)) == (4001, 66.7)
@@ -151,7 +137,7 @@ def test_code_on_settings_gives_the_stated_numbers_and_its_table_is_that_of_the_
     assert replaced(text_of(RATES), BEGIN, END, rates_table(results)) == text_of(RATES)
 
 
-def test_code_of_the_clipless_page_trains_and_certifies() -> None:
+def test_code_of_the_clipless_page_trains_and_certifies():
     """The noise is random, so the numbers differ from those of the page by up to five deviations."""
     names = names_of(*blocks("docs/clipless.md"))
     unattacked, attacked = names["accuracies"]
@@ -161,16 +147,14 @@ def test_code_of_the_clipless_page_trains_and_certifies() -> None:
     assert names["run"].epsilon(delta=1e-4) <= 2.48
 
 
-@pytest.mark.parametrize(
-    ("bounded", "tau", "clipping", "said", "least", "most"),
-    [
-        (layers.SphereInput(1.0), 30.0, noisette.FlatClipping(0.1), "has 98 to 100 % of the bound", 0.97, 1.0),
-        (layers.BoundedInput(3.0), 3.0, None, "it is about 70 %", 0.65, 0.75),
-    ],
-)
-def test_gradients_use_the_stated_share_of_the_bound(
-    bounded: nn.Module, tau: float, clipping: noisette.FlatClipping | None, said: str, least: float, most: float
-) -> None:
+SHARES = [
+    (layers.SphereInput(1.0), 30.0, noisette.FlatClipping(0.1), "has 98 to 100 % of the bound", 0.97, 1.0),
+    (layers.BoundedInput(3.0), 3.0, None, "it is about 70 %", 0.65, 0.75),
+]
+
+
+@pytest.mark.parametrize(("bounded", "tau", "clipping", "said", "least", "most"), SHARES)
+def test_gradients_use_the_stated_share_of_the_bound(bounded, tau, clipping, said, least, most):
     assert said in text_of("docs/clipless.md")
     hidden = layers.SpectralLinear(64, 64), layers.GroupSort2(), layers.SpectralLinear(64, 10)
     model, loss = nn.Sequential(nn.Flatten(), bounded, *hidden), layers.TauCrossEntropy(tau)
@@ -183,7 +167,7 @@ def test_gradients_use_the_stated_share_of_the_bound(
     assert least < sum(used) / len(used) <= most
 
 
-def test_constants_of_the_losses_are_those_of_the_table() -> None:
+def test_constants_of_the_losses_are_those_of_the_table():
     page = text_of("docs/clipless.md")
     stated = {
         "TauCrossEntropy(tau)": (layers.TauCrossEntropy(3.0), "sqrt 2;", 2**0.5),
@@ -198,7 +182,7 @@ def test_constants_of_the_losses_are_those_of_the_table() -> None:
 CORRELATED = "docs/how-to/correlated-noise.md"
 
 
-def test_the_loop_with_correlated_noise_trains_within_its_budget(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_loop_with_correlated_noise_trains_within_its_budget(capsys):
     loop, of_own_numbers = blocks(CORRELATED)
     found = names_of(loop)
     assert 5.9 < found["epsilon"] <= 6.0
@@ -212,7 +196,7 @@ def test_the_loop_with_correlated_noise_trains_within_its_budget(capsys: pytest.
 
 
 @pytest.mark.parametrize(("place", "epsilon"), [(0, 8.0), (1, 1.0)])
-def test_the_table_has_the_best_number_of_bands(place: int, epsilon: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_has_the_best_number_of_bands(place, epsilon, monkeypatch):
     monkeypatch.setattr("experiments.correlated_noise.BANDS", BANDS[::3] if place else (1, 20, 32, 48))
     of_bands = errors(*list(SETTINGS.values())[place], epsilon)
     best = min(of_bands, key=lambda bands: of_bands[bands])
@@ -221,7 +205,7 @@ def test_the_table_has_the_best_number_of_bands(place: int, epsilon: float, monk
 
 
 @pytest.mark.slow
-def test_numbers_of_scikit_learn_are_about_the_stated_ones() -> None:
+def test_numbers_of_scikit_learn_are_about_the_stated_ones():
     names = names_of(*blocks("docs/how-to/scikit-learn.md"))
     assert names["model"].score(names["X_test"], names["y_test"]) > 0.85
     assert names["trial"].read_from_rows_ == ("classes", "size", "bounds")
@@ -230,13 +214,13 @@ def test_numbers_of_scikit_learn_are_about_the_stated_ones() -> None:
     assert len(names["ledger"].events) == 2
 
 
-def test_the_code_on_users_prints_what_its_comments_state(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_code_on_users_prints_what_its_comments_state(capsys):
     [block] = blocks("docs/how-to/guarantees-for-users.md")
     names_of(block)
     assert capsys.readouterr().out.splitlines() == re.findall(r"print\(.*\)  # (.*)", block)
 
 
-def test_the_loop_that_is_logged_follows_getting_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loop_that_is_logged_follows_getting_started(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     [start], [logged] = blocks("docs/index.md"), blocks("docs/how-to/log-a-run.md")
     history = names_of(f"{start.partition('for batch in')[0]}\n{logged}")["history"]

@@ -1,7 +1,5 @@
 """The public names are sorted and the same at run time, for type checkers and in ``dir``."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import subprocess
@@ -18,19 +16,18 @@ STUB = ast.parse(Path(noisette.__file__).with_suffix(".pyi").read_text())
 
 
 def typed_names() -> dict[str, str]:
-    """Return the name and the module of each import in the stub."""
     imports = [node for node in STUB.body if isinstance(node, ast.ImportFrom) and node.module != "noisette"]
     assert all(alias.asname == alias.name for node in imports for alias in node.names)
     return {alias.name: node.module or "" for node in imports for alias in node.names}
 
 
-def test_all_is_sorted_and_as_typed() -> None:
+def test_all_is_sorted_and_as_typed():
     assert list(noisette.__all__) == sorted(noisette.__all__)
     assert set(noisette.__all__) == set(typed_names())
 
 
 @pytest.mark.parametrize(("name", "module"), typed_names().items())
-def test_name_is_the_object_of_its_module_with_a_docstring_and_no_keyword_dictionary(name: str, module: str) -> None:
+def test_name_is_the_object_of_its_module_with_a_docstring_and_no_keyword_dictionary(name, module):
     thing = getattr(noisette, name)
     assert thing is getattr(import_module(module), name)
     assert name in dir(noisette)
@@ -40,13 +37,13 @@ def test_name_is_the_object_of_its_module_with_a_docstring_and_no_keyword_dictio
         assert inspect.Parameter.VAR_KEYWORD not in kinds
 
 
-def test_folders_with_public_names_need_no_import_of_their_own() -> None:
+def test_folders_with_public_names_need_no_import_of_their_own():
     code = "import noisette; print(noisette.data.__name__, noisette.nn.__name__, noisette.audit.__name__)"
     said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert said.split() == ["noisette.data", "noisette.nn", "noisette.audit"]
 
 
-def test_unknown_name() -> None:
+def test_unknown_name():
     with pytest.raises(AttributeError, match="no attribute 'Opacus'"):
         noisette.Opacus  # noqa: B018
 
@@ -86,10 +83,10 @@ def _extra() -> list[str]:
 
 def _bare(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", _BARE % _extra() + "\n" + program, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return subprocess.run(command, capture_output=True, text=True)
 
 
-def test_training_needs_none_of_what_the_command_line_needs(tmp_path: Path) -> None:
+def test_training_needs_none_of_what_the_command_line_needs(tmp_path):
     done = _bare(_TRAINING, str(tmp_path))
     assert done.stdout.splitlines() == [
         "True",
@@ -100,7 +97,7 @@ def test_training_needs_none_of_what_the_command_line_needs(tmp_path: Path) -> N
     ], done.stderr[-2000:]
 
 
-def test_the_command_without_its_extra_says_what_to_install() -> None:
+def test_the_command_without_its_extra_says_what_to_install():
     done = _bare("sys.argv = ['noisette', 'train']; runpy.run_module('noisette', run_name='__main__')")
     assert (done.returncode, done.stderr) == (
         1,

@@ -1,7 +1,5 @@
 """The Python code of the README and of the pages beside it runs, and prints what its comments state."""
 
-from __future__ import annotations
-
 import json
 import re
 import statistics
@@ -28,7 +26,7 @@ def promised(block: str) -> list[str]:
 
 
 @pytest.mark.parametrize("block", [pytest.param(block, id=f"{page}-{number}") for page, number, block in BLOCKS])
-def test_a_block_prints_what_its_comments_state(block: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_block_prints_what_its_comments_state(block, capsys):
     exec(compile(block, "a block of the documentation", "exec"), {})
     printed = capsys.readouterr().out.splitlines()
     assert promised(block)
@@ -36,11 +34,11 @@ def test_a_block_prints_what_its_comments_state(block: str, capsys: pytest.Captu
         assert line.startswith(said)
 
 
-def test_every_page_has_a_block() -> None:
+def test_every_page_has_a_block():
     assert {page for page, _, _ in BLOCKS} == {page.stem for page in PAGES}
 
 
-def test_links_lead_to_files_and_headings() -> None:
+def test_links_lead_to_files_and_headings():
     pages = [*ROOT.glob("*.md"), *(page for folder in ("docs", "papers") for page in (ROOT / folder).rglob("*.md"))]
     broken = []
     for page in pages:
@@ -53,12 +51,11 @@ def test_links_lead_to_files_and_headings() -> None:
 
 
 def headings(page: Path) -> set[str]:
-    """The anchors of a page's headings."""
     titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-def test_numbers_of_the_readme_stand_in_the_committed_results() -> None:
+def test_numbers_of_the_readme_stand_in_the_committed_results():
     text = " ".join(README.read_text(encoding="utf-8").split())
     steps = {cell["model"]: cell["methods"] for cell in read("benchmarks/results/targets.json")["cells"]}
     for model, title in (("resnet18-cifar", "ResNet-18"), ("lstm", "LSTM")):
@@ -77,5 +74,4 @@ def test_numbers_of_the_readme_stand_in_the_committed_results() -> None:
 
 
 def read(path: str) -> dict:
-    """The content of a JSON file of the repository."""
     return json.loads((ROOT / path).read_text(encoding="utf-8"))

@@ -1,7 +1,5 @@
 """The sdist and the wheel build without a network, hold every file of the package, and the wheel runs by itself."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -17,13 +15,13 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYT
 
 
 def done(*command: str | Path, folder: Path) -> str:
-    ran = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    ran = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran.stdout
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel(tmp_path_factory):
     """The wheel that is built from the sdist."""
     for package in ("build", "hatchling"):
         pytest.importorskip(package, reason=f"{package} makes the wheel, and is not installed", exc_type=ImportError)
@@ -36,14 +34,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return wheel
 
 
-def test_wheel_holds_every_file_of_the_package(wheel: Path) -> None:
+def test_wheel_holds_every_file_of_the_package(wheel):
     source = ROOT / "src"
     files = {path.relative_to(source).as_posix() for path in (source / "noisette").rglob("*") if path.is_file()}
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("noisette/")}
     assert packed == {name for name in files if "__pycache__" not in name}
 
 
-def test_wheel_runs_in_a_fresh_environment(wheel: Path, tmp_path: Path) -> None:
+def test_wheel_runs_in_a_fresh_environment(wheel, tmp_path):
     """Its dependencies are those of this Python; its own files are those of the wheel."""
     done(sys.executable, "-m", "venv", "--without-pip", tmp_path / "fresh", folder=tmp_path)
     python = tmp_path / "fresh" / "bin" / "python"

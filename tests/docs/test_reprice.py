@@ -11,25 +11,17 @@ from pathlib import Path
 import pytest
 
 from finished_runs import redigested
-from noisette.accounting import (
-    BallsInBinsGaussian,
+from noisette import BallsInBinsGaussian, Ledger, PldAccountant, TruncatedPoissonGaussian, UserLevel, ZcdpAmount
+from noisette.accounting import FixedSizeGaussian, GroupPrivacy, Laplace, PoissonGaussian, RepeatAndSelect
+from noisette.accounting.events import (
+    _EVENTS,
     BandedGaussian,
     DiscreteGaussian,
     DpAmount,
-    FixedSizeGaussian,
+    Event,
     Gaussian,
-    GroupPrivacy,
-    Laplace,
-    Ledger,
-    PldAccountant,
-    PoissonGaussian,
-    RepeatAndSelect,
     ReplacedPoissonGaussian,
-    TruncatedPoissonGaussian,
-    UserLevel,
-    ZcdpAmount,
 )
-from noisette.accounting.events import _EVENTS, Event
 from noisette.accounting.filters import RenyiOdometer
 
 SCRIPT = Path(__file__).parents[2] / "docs" / "reprice.py"
@@ -78,7 +70,6 @@ def said_on(monkeypatch, capsys):
         ([(RUN, 600, 500, False), (PoissonGaussian(0.01, 4.0), 400, 300, True)], [], None),
         ([(JOINT, 100, 100, True)], [(QUANTILE, 200)], None),
     ],
-    ids=["run-and-projection", "two-runs-one-of-them-crashed", "parts-and-quantiles"],
 )
 def test_epsilon_is_that_of_noisette(tmp_path, said_on, runs, charges, counted):
     path = spend(tmp_path / "ledger.jsonl", *runs, charges=charges)
@@ -101,20 +92,17 @@ def test_an_altered_line_and_a_missing_line_are_refused(tmp_path, epsilon_of):
             epsilon_of(path, 1e-5)
 
 
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
+def test_lines_that_cannot_be_are_refused_though_their_digests_fit(tmp_path, epsilon_of):
+    for changed, said in (
         ({"kind": "reserve", "steps": -2}, "fewer than no steps"),
         ({"kind": "release", "steps": 9}, "given back than were reserved"),
         ({"mechanism": "Cauchy"}, "this script does not know the mechanism 'Cauchy'"),
-    ],
-)
-def test_lines_that_cannot_be_are_refused_though_their_digests_fit(tmp_path, epsilon_of, changed, said):
-    path = spend(tmp_path / "ledger.jsonl", (RUN, 3, 3, True))
-    redigested(path, lambda lines: [*lines, lines[0] | changed])
-    with pytest.raises(SystemExit, match=said):
-        epsilon_of(path, 1e-5)
-    result = subprocess.run([sys.executable, str(SCRIPT), str(path), "1e-5"], capture_output=True, check=False)
+    ):
+        path = spend(tmp_path / f"{said[:5]}.jsonl", (RUN, 3, 3, True))
+        redigested(path, lambda lines, changed=changed: [*lines, lines[0] | changed])
+        with pytest.raises(SystemExit, match=said):
+            epsilon_of(path, 1e-5)
+    result = subprocess.run([sys.executable, str(SCRIPT), str(path), "1e-5"], capture_output=True)
     assert (result.returncode, result.stdout) == (1, b"")
 
 
@@ -139,7 +127,7 @@ EVERY_KIND: list[dict[Event, int]] = [  # together every kind of event, each led
 ]
 
 
-def test_every_kind_of_event_is_priced() -> None:
+def test_every_kind_of_event_is_priced():
     assert {type(event) for events in EVERY_KIND for event in events} == set(_EVENTS.values())
 
 
@@ -174,16 +162,9 @@ def test_what_has_no_resolved_epsilon_is_refused_in_words(tmp_path, epsilon_of):
         epsilon_of(path, 1e-5)
 
 
-@pytest.mark.parametrize(
-    "event",
-    [DpAmount(750.0), ZcdpAmount(1e6), Laplace(1e-6), DiscreteGaussian(1e-4), Gaussian(1e-3), GroupPrivacy(STEP, 3)],
-    ids=lambda event: event.mechanism,
-)
+@pytest.mark.parametrize("event", [DpAmount(750.0), ZcdpAmount(1e6), Laplace(1e-6), Gaussian(1e-3)])
 def test_a_huge_amount_has_no_finite_epsilon_and_is_said_in_words(tmp_path, epsilon_of, event):
     path = spend(tmp_path / "ledger.jsonl", charges=[(event, 1)])
-    if event == GroupPrivacy(STEP, 3):
-        assert epsilon_of(path, 1e-5) < 3
-        return
     with pytest.raises(SystemExit, match="epsilon is infinite, or above 200: too little noise or too large an amount"):
         epsilon_of(path, 1e-5)
 

@@ -1,10 +1,7 @@
 """The check of a finished run refuses a ledger that is not that of the run, also one whose digests follow."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +15,7 @@ Lines = list[dict[str, Any]]
 
 
 @pytest.fixture
-def facts(tmp_path: Path) -> dict[str, Any]:
+def facts(tmp_path):
     """A run folder with a ledger of 40 steps; returns what its run.json says."""
     with Ledger(tmp_path / "ledger.jsonl", dataset="records") as ledger:
         for steps in (30, 10):
@@ -41,26 +38,24 @@ ALTERED: dict[str, Callable[[Lines], Lines]] = {
 }
 
 
-def test_the_ledger_of_a_run_has_the_epsilon_of_its_facts(tmp_path: Path, facts: dict[str, Any]) -> None:
+def test_the_ledger_of_a_run_has_the_epsilon_of_its_facts(tmp_path, facts):
     assert epsilon_of_ledger(tmp_path, facts) == pytest.approx(facts["epsilon"], rel=1e-3)
 
 
 @pytest.mark.parametrize("change", ALTERED.values(), ids=ALTERED)
-def test_another_ledger_is_refused_though_its_digests_follow(
-    tmp_path: Path, facts: dict[str, Any], change: Callable[[Lines], Lines]
-) -> None:
+def test_another_ledger_is_refused_though_its_digests_follow(tmp_path, facts, change):
     redigested(tmp_path / "ledger.jsonl", change)
     with pytest.raises(SystemExit, match="does not end with the digest"):
         epsilon_of_ledger(tmp_path, facts)
 
 
 @pytest.mark.parametrize("noise", [1.9, 2.1])
-def test_another_epsilon_is_refused(tmp_path: Path, facts: dict[str, Any], noise: float) -> None:
+def test_another_epsilon_is_refused(tmp_path, facts, noise):
     facts["ledger_head"] = redigested(tmp_path / "ledger.jsonl", changed("noise_multiplier", noise))
     with pytest.raises(SystemExit, match=r"has epsilon .* and run\.json states"):
         epsilon_of_ledger(tmp_path, facts)
 
 
-def test_committed_lines_agree() -> None:
+def test_committed_lines_agree():
     for line in map(json.loads, RESULTS.read_text().splitlines()):
         assert line["repriced"] == pytest.approx(line["epsilon"], rel=1e-3), line["run"]

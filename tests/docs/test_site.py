@@ -1,7 +1,5 @@
 """The site is built strictly, names every public name and every refusal, and asks no other server for anything."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -18,20 +16,20 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory):
     for package in ("material", "mkdocstrings"):
         pytest.importorskip(package, reason="the extra `docs` is not installed", exc_type=ImportError)
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
     built = subprocess.run(
-        command, cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, check=False
+        command, cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True
     )
     assert built.returncode == 0, built.stderr
     return folder
 
 
 @pytest.mark.slow
-def test_public_names_commands_keys_and_refusals_are_those_of_the_source(site: Path) -> None:
+def test_public_names_commands_keys_and_refusals_are_those_of_the_source(site):
     page = (site / "reference/api.html").read_text()
     assert [name for name in noisette.__all__ if f'id="noisette.{name}"' not in page] == []
     assert "ledger price" in (site / "reference/commands.html").read_text()
@@ -42,7 +40,7 @@ def test_public_names_commands_keys_and_refusals_are_those_of_the_source(site: P
 
 
 @pytest.mark.slow
-def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
+def test_no_page_loads_anything_from_elsewhere(site):
     loads = re.compile(
         r"""(?:<(?:script|img|iframe)[^>]*\ssrc|<link[^>]*rel="?(?:stylesheet|preconnect|icon)"?[^>]*href)="?https?:"""
     )

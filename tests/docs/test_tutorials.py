@@ -1,7 +1,5 @@
 """The tutorials run, what they print is what they promise, and their notebooks have the same cells with outputs."""
 
-from __future__ import annotations
-
 import json
 import re
 import runpy
@@ -14,7 +12,7 @@ TUTORIALS = Path(__file__).parents[2] / "docs/tutorials"
 
 
 @pytest.mark.parametrize("script", sorted(TUTORIALS.glob("*.py")), ids=lambda script: script.stem)
-def test_a_notebook_has_the_cells_of_its_script(script: Path) -> None:
+def test_a_notebook_has_the_cells_of_its_script(script):
     notebook = json.loads(script.with_suffix(".ipynb").read_text(encoding="utf-8"))
     assert (notebook["nbformat"], notebook["metadata"]["kernelspec"]["name"]) == (4, "python3")
     code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
@@ -24,22 +22,20 @@ def test_a_notebook_has_the_cells_of_its_script(script: Path) -> None:
     assert any(cell["outputs"] for cell in code)
 
 
-def test_digits_are_learnt_within_the_budget(capsys: pytest.CaptureFixture[str]) -> None:
+def test_digits_are_learnt_within_the_budget(capsys):
     left = runpy.run_path(str(TUTORIALS / "1_first_network.py"))
     assert left["accuracy"] > 0.75
     assert left["epsilon"] <= 3.0
     assert "epsilon" in capsys.readouterr().out
 
 
-def test_an_audit_finds_something_and_no_more_than_the_guarantee_allows() -> None:
+def test_an_audit_finds_something_and_no_more_than_the_guarantee_allows():
     audit = runpy.run_path(str(TUTORIALS / "4_audit.py"))["audit"]
     assert 0.3 < audit.certified_mu <= 1.0
 
 
 @pytest.mark.slow
-def test_a_table_is_learnt_by_commands(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_table_is_learnt_by_commands(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)  # left again after the script, which changes the folder
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     result = runpy.run_path(str(TUTORIALS / "2_own_table.py"))["result"]
@@ -48,7 +44,7 @@ def test_a_table_is_learnt_by_commands(
     assert [line.partition(",")[0] for line in capfd.readouterr().out.splitlines()[-3:-1]] == ["no", "yes"]
 
 
-def test_certified_radii_are_positive_and_hold() -> None:
+def test_certified_radii_are_positive_and_hold():
     left = runpy.run_path(str(TUTORIALS / "5_clipless.py"))
     assert left["plain"] > 0.7
     assert 0.4 < left["certified"] <= left["plain"]
@@ -61,9 +57,7 @@ def test_certified_radii_are_positive_and_hold() -> None:
 @pytest.mark.parametrize(
     "has_data", [pytest.param(True, marks=pytest.mark.slow), False], ids=["data-if-there", "made-sentences"]
 )
-def test_adapters_of_bert_are_trained_and_saved(
-    has_data: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_adapters_of_bert_are_trained_and_saved(has_data, tmp_path, monkeypatch):
     for package in ("accelerate", "peft", "transformers"):
         pytest.importorskip(
             package, reason="the tutorial needs transformers, accelerate and peft", exc_type=ImportError

@@ -1,9 +1,5 @@
 """The file of word vectors that a recipe takes, made from a small vocabulary."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -16,13 +12,13 @@ WORDS = [f"word{number}" for number in range(300)]
 
 
 @pytest.fixture
-def vocabulary() -> Vocabulary:
+def vocabulary():
     draw = np.random.default_rng(0)
     mixed = draw.normal(size=(len(WORDS), DIMS)) @ draw.normal(size=(DIMS, DIMS)) + 3
     return Vocabulary(known=WORDS, vectors=mixed.astype(np.float32), note="")
 
 
-def test_texts_by_zipfs_law_have_whitened_sums(vocabulary: Vocabulary) -> None:
+def test_texts_by_zipfs_law_have_whitened_sums(vocabulary):
     found = whitened(vocabulary.vectors)
     frequencies = 1 / np.arange(1, len(WORDS) + 1)
     second = np.cov(found.T, aweights=frequencies, bias=True)
@@ -32,7 +28,7 @@ def test_texts_by_zipfs_law_have_whitened_sums(vocabulary: Vocabulary) -> None:
     assert np.median(variances) > 0.8 * variances.max(), "as good as equal, but for the smallest, which stay small"
 
 
-def test_a_number_has_the_vector_of_its_most_frequent_word(vocabulary: Vocabulary) -> None:
+def test_a_number_has_the_vector_of_its_most_frequent_word(vocabulary):
     table = vectors_of_numbers(vocabulary, 50)
     first = {number_of(word, 50): row for row, word in reversed(list(enumerate(WORDS)))}
     assert 0 not in first
@@ -41,7 +37,7 @@ def test_a_number_has_the_vector_of_its_most_frequent_word(vocabulary: Vocabular
         np.testing.assert_allclose(table[number].numpy(), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_the_file_fits_the_model(vocabulary: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_fits_the_model(vocabulary, tmp_path, monkeypatch):
     monkeypatch.setattr("experiments.word_vectors.glove", lambda data_dir: vocabulary)
     monkeypatch.setattr("sys.argv", ["word_vectors", str(tmp_path / "new" / "file.safetensors"), "--words", "50"])
     main()

@@ -4,8 +4,6 @@ In a process with ``PRETEND_DEVICE`` in its environment many of them also run on
 refuse. It needs a process of its own, since torch counts devices in the first backward pass.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,7 +29,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(params=["cpu", ON_A_GPU])
 def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
-    """A processor or a GPU."""
     with _device(request.param) as device:
         yield device
 
@@ -45,7 +42,6 @@ def any_device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
 
 @pytest.fixture(params=[ON_A_GPU])
 def gpu(request: pytest.FixtureRequest) -> Iterator[torch.device]:
-    """A GPU, for what other tests do on a processor."""
     with _device(request.param) as device:
         yield device
 

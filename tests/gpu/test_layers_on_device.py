@@ -1,6 +1,4 @@
-"""Layers that a GPU computes in code of its own: cuDNN's recurrences and convolutions, attention by each backend."""
-
-from __future__ import annotations
+"""Sums of single examples by every engine, layer, precision and captured step, also on a GPU, by its own code."""
 
 from functools import partial
 
@@ -9,11 +7,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from device_check import both_ways
+from captured_check import assert_captured
+from device_check import accumulated, assert_close, both_ways, check_on, on
 from engine_check import ENGINES
-from model_cases import Forward, cross_entropy, floats, ids, labelled, squares
+from model_cases import CASES, Case, Forward, cross_entropy, floats, ids, labelled, squares
+from noisette import PerExampleClip
 from noisette.clipping.engines import BookKeeping, PerExampleLoop, ReweightGP
 from noisette.core.clip import Engine
+from noisette.core.release import ROUNDING
+from oracle import example_gradients
+from small_loop import loss
 
 F = nn.functional
 QUICK: tuple[Engine, ...] = (BookKeeping(), ReweightGP(), PerExampleLoop())
@@ -88,3 +91,89 @@ def test_layers_of_a_transformer(any_device: torch.device) -> None:
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
     model = Forward(forward, table=nn.Embedding(11, 8), places=nn.Embedding(6, 8), layer=layer)
     both_ways(any_device, model, squares, ids(6)(4), torch.float64, *QUICK)
+
+
+# Their forward passes make tensors on the processor.
+ON_PROCESSOR = {"python-loop recurrent", "attention", "weight put together"}
+every_case = pytest.mark.parametrize(
+    "case", [case for case in CASES if case.name not in ON_PROCESSOR], ids=lambda case: case.name.replace(" ", "-")
+)
+
+
+@every_case
+def test_double_precision(any_device: torch.device, case: Case) -> None:
+    check_on(any_device, case, ENGINES, torch.float64)
+
+
+@every_case
+def test_single_precision(gpu: torch.device, case: Case) -> None:
+    check_on(gpu, case, ENGINES, torch.float32)
+
+
+EXAMPLES = 6
+
+
+def model_of(device: torch.device) -> nn.Module:
+    body = [nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.GELU(), nn.Flatten(2), nn.LayerNorm(36)]
+    return nn.Sequential(*body, nn.Linear(36, 16), nn.ReLU(), nn.Flatten(), nn.Linear(128, 4)).to(device)
+
+
+def batch(device: torch.device, examples: int = EXAMPLES) -> tuple[Tensor, Tensor]:
+    return torch.randn(examples, 3, 6, 6).to(device), (torch.arange(examples) % 4).to(device)
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: type(engine).__name__)
+def test_autocast_is_close_to_single_precision(device: torch.device, engine: Engine) -> None:
+    model, (x, y) = model_of(device), batch(device)
+    sums = []
+    for lower in (False, True):
+        clip = PerExampleClip(model, 0.5, engine=engine)
+        with torch.autocast(device.type, torch.bfloat16, enabled=lower):
+            clip.accumulate(cross_entropy, x, y)
+        [total] = clip.pop_sums()
+        assert all(g.dtype in (torch.float32, torch.float64) for g in total.grads)
+        sums.append(torch.cat([g.flatten().double() for g in total.grads]))
+    assert float((sums[1] - sums[0]).norm()) <= 0.05 * 0.5 * EXAMPLES**0.5
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e4])
+@pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16], ids=str)
+def test_one_example_stays_within_the_bound(device: torch.device, weights: torch.dtype, scale: float) -> None:
+    """Measured in double precision on what the noise is added to."""
+    model, (x, y) = model_of(device).to(weights), batch(device, 1)
+    with torch.no_grad():
+        model[-1].weight.mul_(scale)
+    for bound in (1e-3, 1.0):
+        clip = PerExampleClip(model, bound, engine=BookKeeping())
+        with torch.autocast(device.type, torch.bfloat16):
+            clip.accumulate(cross_entropy, x.to(weights), y)
+        [total] = clip.pop_sums()
+        norm = float(torch.cat([g.flatten().double() for g in total.grads]).norm())
+        assert 0 < norm <= bound * (1 + ROUNDING)
+
+
+BOUND = 0.5
+SIZES = (9, 9, 10, 9, 9)
+
+
+MODELS = {
+    "mlp": lambda: nn.Sequential(nn.Flatten(), nn.Linear(108, 16), nn.Tanh(), nn.Linear(16, 4)),
+    "cnn": lambda: nn.Sequential(
+        *(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(32, 4))
+    ),
+    "lstm": lambda: Forward(lambda m, x: last(m, x[:, 0]), layer=nn.LSTM(6, 8, batch_first=True), head=nn.Linear(8, 4)),
+}
+
+
+@pytest.mark.parametrize("way", ["graph", pytest.param("compiled", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", MODELS)
+def test_steps_are_those_of_single_examples(device: torch.device, name: str, way: str) -> None:
+    model = MODELS[name]().to(device)
+    clip = PerExampleClip(model, BOUND, capture=way)  # pyright: ignore[reportArgumentType]
+    for size in SIZES:
+        inputs = torch.randn(size, 3, 6, 6), torch.arange(size) % 4
+        found = accumulated(clip, loss, on(device, inputs))
+        truth = example_gradients(model.cpu(), cross_entropy, inputs).clipped(BOUND)
+        model.to(device)
+        assert_close(found, truth, BOUND, 1e-4)
+    assert_captured(clip, way)

@@ -1,7 +1,5 @@
 """A GPU gives the noise that the processor gives, bit for bit, so a run may move from one to the other."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

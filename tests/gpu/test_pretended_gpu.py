@@ -1,7 +1,5 @@
 """What a GPU would refuse is refused without one: the tests of this folder on a device that only pretends to be one."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -38,6 +36,7 @@ with pretend_device() as device:
 """
 
 
+@pytest.mark.slow
 def test_a_pretended_gpu_refuses_tensors_of_the_processor() -> None:
     command = [sys.executable, "-c", MIXED, str(HERE.parent / "support")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

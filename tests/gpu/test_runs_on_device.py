@@ -1,7 +1,5 @@
 """Whole runs: memory that runs out, checkpoints that move to the processor, and nothing that waits for the device."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,13 +13,10 @@ from torch import Tensor, nn
 import noisette
 import pretend_device
 from noisette import PerExampleClip, PrivateRun, privatize
+from small_loop import loss
 
 F = nn.functional
 RECORDS = 48
-
-
-def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(model(x), y)
 
 
 def small(width: int = 8) -> nn.Module:
@@ -37,12 +32,11 @@ def run_of(clip: PerExampleClip, optimizer: torch.optim.Optimizer, data: Any, **
     return privatize(clip, optimizer, data, **{**settings, **more})
 
 
-def steps(run: PrivateRun, size: int | str = 16, most: int = 100) -> Iterator[None]:
+def take_steps(run: PrivateRun, place: torch.device, most: int = 6) -> None:
     for _, batch in zip(range(most), run.batches(), strict=False):
-        for x, y in batch.microbatches(size):  # pyright: ignore[reportArgumentType]
-            run.accumulate(loss, x, y)
+        for x, y in batch.microbatches(16):
+            run.accumulate(loss, x.to(place), y.to(place))
         run.optimizer.step()
-        yield
 
 
 @pytest.mark.parametrize("held", ["on the device", "on the processor"])
@@ -57,10 +51,7 @@ def test_a_run_trains_as_on_the_processor(any_device: torch.device, held: str) -
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         given = tuple(x.to(place) for x in data) if held == "on the device" else data
         with run_of(PerExampleClip(model, 1.0), optimizer, given) as run:
-            for batch in run.batches():
-                for x, y in batch.microbatches(16):
-                    run.accumulate(loss, x.to(place), y.to(place))
-                optimizer.step()
+            take_steps(run, place)
         assert all(p.device.type == place.type for p in model.parameters())
         trained.append(torch.cat([p.detach().cpu().flatten() for p in model.parameters()]))
     torch.testing.assert_close(trained[1], trained[0], rtol=1e-3, atol=1e-4)
@@ -73,12 +64,7 @@ def test_a_checkpoint_of_the_device_is_resumed_on_the_processor(any_device: torc
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     ledger = noisette.Ledger(tmp_path / "ledger.jsonl")
     with run_of(PerExampleClip(model, 1.0), optimizer, data, ledger=ledger) as run:
-        for batch in run.batches():
-            for x, y in batch.microbatches(16):
-                run.accumulate(loss, x.to(any_device), y.to(any_device))
-            optimizer.step()
-            if run.steps_taken == 3:
-                break
+        take_steps(run, any_device, most=3)
         run.save(tmp_path / "checkpoint")
     ledger.close()
     here = small()
@@ -89,8 +75,7 @@ def test_a_checkpoint_of_the_device_is_resumed_on_the_processor(any_device: torc
             for key, value in optimizer.state[q].items():
                 assert torch.equal(other.state[p][key], value.cpu()), key
         assert resumed.steps_taken == 3
-        for _ in steps(resumed):
-            pass
+        take_steps(resumed, torch.device("cpu"))
         assert resumed.steps_taken == 6
 
 
@@ -129,5 +114,4 @@ def test_a_warm_microbatch_hardly_waits_for_the_device(any_device: torch.device,
     with counted_waits(any_device) as waits:
         for x, y in parts[6:]:
             clip.accumulate(loss, x, y)
-    clip.close()
     assert len(waits) <= ALLOWED * len(parts[6:]), waits

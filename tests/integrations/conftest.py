@@ -1,7 +1,5 @@
 """What the tests of other libraries leave behind in their global state."""
 
-from __future__ import annotations
-
 import signal
 import sys
 from collections.abc import Iterator
@@ -44,5 +42,4 @@ def little_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is looked up at Hugging Face."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -1,7 +1,5 @@
 """A private loop with accelerate: the page's code runs, gradients are exact, and what breaks it is refused."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any
@@ -28,15 +26,8 @@ def records(size: int) -> tuple[Tensor, Tensor]:
 
 
 def private(optimizer: Any, model: nn.Module, data: Any, *, noise: float = 1.0) -> noisette.PrivateRun:
-    return noisette.privatize(
-        noisette.PerExampleClip(model, 0.3),
-        optimizer,
-        data,
-        sampling_rate=1.0,
-        expected_batch_size=10,
-        steps=3,
-        noise_multiplier=noise,
-    )
+    declared = {"sampling_rate": 1.0, "expected_batch_size": 10, "steps": 3, "noise_multiplier": noise}
+    return noisette.privatize(noisette.PerExampleClip(model, 0.3), optimizer, data, **declared)
 
 
 def prepared() -> tuple[Any, nn.Module, torch.optim.Optimizer]:

@@ -1,7 +1,5 @@
 """The boundary at a model's outputs: sums of clipped gradients as by a loop over single records with plain autograd."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -50,13 +48,11 @@ class Run:
 
 
 class Private:
-    """A model behind its boundary, called as a loop calls it."""
-
     def __init__(self, model: nn.Module, *, mean: bool = True) -> None:
         self.clip = PerExampleClip(model, C)
         self.optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         self.boundary = Boundary(self.clip, self.optimizer, mean=mean)
-        self.boundary.begin(cast(Any, Run(self.clip)))
+        self.boundary.run = cast(Any, Run(self.clip))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.boundary.call(*args, **kwargs)
@@ -79,18 +75,14 @@ def by_boundary(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, *, mean: boo
 
 
 def alone(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> list[Tensor]:
-    """The same by plain autograd, one record after the other."""
     return list(clipped_sum(model, loss, (x, y), C).sums.values())
 
 
 def distance(one: list[Tensor], other: list[Tensor]) -> float:
-    """The largest relative distance of two sums of a parameter; some gradients are zero but for rounding."""
     return max(float((a - b).norm() / b.norm().clamp_min(1e-3)) for a, b in zip(one, other, strict=True))
 
 
 class Tied(nn.Module):
-    """A language model whose embedding is its output layer as well."""
-
     def __init__(self) -> None:
         super().__init__()
         self.embedding, self.hidden = nn.Embedding(20, 8), nn.Linear(8, 8)
@@ -188,8 +180,6 @@ def test_a_batch_in_pieces() -> None:
 
 
 class Branches(nn.Module):
-    """Takes another layer where the first number of a record is positive."""
-
     def __init__(self) -> None:
         super().__init__()
         self.one, self.other = nn.Linear(12, 3), nn.Linear(12, 3)
@@ -204,7 +194,6 @@ def test_what_cannot_be_vectorised_or_recorded_is_computed_one_by_one() -> None:
     model, x, y = Branches(), torch.randn(9, 12), torch.randint(0, 3, (9,))
 
     def anew(model: Any, x: Tensor, y: Tensor) -> Tensor:
-        """What a call writes into a buffer is dropped."""
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
         return of_two_calls(lambda rows: functional_call(model, copy.deepcopy(buffers), (rows,)), x, y)
 

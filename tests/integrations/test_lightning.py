@@ -1,7 +1,6 @@
 """Lightning's ``Trainer`` on a private module: exact sums, nothing private in logs, refusals, and runs that go on."""
 
-from __future__ import annotations
-
+import copy
 import json
 import os
 import subprocess
@@ -37,8 +36,6 @@ class Inputs(Classifier):
 
 
 class Watching(lightning.Callback):
-    """Keeps gradients of the first step, and calls in their order."""
-
     def __init__(self) -> None:
         self.gradients: dict[str, Tensor] = {}
         self.calls: list[str] = []
@@ -63,8 +60,8 @@ def of_tuple(module: Any, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(module(x), y)
 
 
-def of_inputs(module: Any, x: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(module(x * torch.tensor([1.0, 1.0, 0.0])), y)
+def of_two_columns(module: Any, x: Tensor, y: Tensor) -> Tensor:
+    return of_tuple(module, x * torch.tensor([1.0, 1.0, 0.0]), y)
 
 
 @pytest.mark.parametrize(
@@ -72,13 +69,11 @@ def of_inputs(module: Any, x: Tensor, y: Tensor) -> Tensor:
     [
         (Classifier, TensorDataset(*rows()), of_tuple, "32-true"),
         (Classifier, list(zip(*rows(), strict=True)), of_tuple, "64-true"),
-        (Inputs, [{"x": x, "y": y} for x, y in zip(*rows(), strict=True)], of_inputs, "64-true"),
+        (Inputs, [{"x": x, "y": y} for x, y in zip(*rows(), strict=True)], of_two_columns, "64-true"),
     ],
 )
 @pytest.mark.usefixtures("little_noise")
-def test_gradients_are_those_of_single_records(
-    tmp_path: Path, module: type[Any], dataset: Any, loss_of: Callable[..., Tensor], precision: Any
-) -> None:
+def test_gradients_are_those_of_single_records(tmp_path, module, dataset, loss_of, precision) -> None:
     watching = Watching()
     training = trainer(tmp_path, max_steps=1, callbacks=[watching], precision=precision, limit_val_batches=0)
     training.fit(private(module(), microbatch_size=3), loader(dataset, batch_size=SIZE))
@@ -198,8 +193,6 @@ def test_epochs_follow_the_declared_size(tmp_path: Path) -> None:
 
 
 class Annealed(Classifier):
-    """A weight that is turned on in a late epoch, as of a KL term."""
-
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return super().training_step(batch, batch_idx)["loss"] * (0.0 if self.current_epoch < 10 else 1.0)
 
@@ -300,9 +293,7 @@ def saving(monitor: str | None = None) -> Any:
         (lambda: [saving(), Unsaved()], "takes no file", lambda: [saving()]),
     ],
 )
-def test_what_would_fail_after_an_epoch_fails_before_the_first_release(
-    tmp_path: Path, callbacks: Callable[[], Any], says: str, remedy: Callable[[], Any]
-) -> None:
+def test_what_would_fail_after_an_epoch_fails_before_the_first_release(tmp_path, callbacks, says, remedy) -> None:
     with pytest.raises((noisette.PrivacyError, OSError), match=says):
         trainer(tmp_path, callbacks=callbacks()).fit(private(Monitored()), loader(), held_out())
     assert released(tmp_path) == 0
@@ -310,9 +301,6 @@ def test_what_would_fail_after_an_epoch_fails_before_the_first_release(
     training = trainer(tmp_path, callbacks=remedy())
     training.fit(private(Monitored()), loader(), held_out())
     assert training.global_step == released(tmp_path) == 8
-
-
-# What contradicts the guarantee in trainers, loaders and modules is refused, with the way out
 
 
 class WithLogger(Classifier):
@@ -341,18 +329,11 @@ def test_a_step_that_gives_records_away_is_refused(tmp_path: Path, module: type[
 
 
 def test_all_problems_of_a_trainer_at_once(tmp_path: Path) -> None:
-    training = trainer(
-        tmp_path,
-        accumulate_grad_batches=2,
-        gradient_clip_val=1.0,
-        limit_train_batches=3,
-        max_epochs=-1,
-        callbacks=[lightning.callbacks.BatchSizeFinder()],
-        precision="bf16-true",
-    )
+    wrong = {"accumulate_grad_batches": 2, "gradient_clip_val": 1.0, "limit_train_batches": 3, "max_epochs": -1}
+    more = {"callbacks": [lightning.callbacks.BatchSizeFinder()], "precision": "bf16-true"}
     with pytest.raises(ValueError) as raised:
-        training.fit(private(), loader())
-    named = "accumulate_grad_batches=2", "gradient_clip_val=1.0", "limit_train_batches=3", "max_epochs=-1"
+        trainer(tmp_path, **wrong, **more).fit(private(), loader())
+    named = [f"{name}={value}" for name, value in wrong.items()]
     assert all(words in str(raised.value) for words in (*named, "BatchSizeFinder", 'precision="bf16-true"'))
     with pytest.raises(ValueError, match="fast_dev_run"):
         trainer(tmp_path, fast_dev_run=True).fit(private(), loader())
@@ -398,8 +379,6 @@ def test_modules_that_cannot_be_private_are_refused(module: Any, said: str) -> N
 
 
 class Failing(lightning.Callback):
-    """Ends the process, in a manner of speaking, after the fifth step."""
-
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         if trainer.global_step == 5:
             raise OSError("the power fails")
@@ -478,20 +457,15 @@ def test_a_run_goes_on_with_its_own_weights_records_and_ledger_alone(tmp_path: P
 
 def test_a_run_goes_on_as_it_was_declared(tmp_path: Path) -> None:
     checkpoint = crashed(tmp_path)
+    other = private(epsilon=1.0, delta=1e-4, max_grad_norm=9.0, noise_multiplier=2.0, public_size=16)
     with pytest.raises(ValueError, match="declared otherwise") as raised:
-        trainer(tmp_path, max_epochs=3).fit(
-            private(epsilon=1.0, delta=1e-4, max_grad_norm=9.0, noise_multiplier=2.0, public_size=16),
-            loader(batch_size=4),
-            ckpt_path=checkpoint,
-        )
+        trainer(tmp_path, max_epochs=3).fit(other, loader(batch_size=4), ckpt_path=checkpoint)
     assert len(str(raised.value).splitlines()) == 9, "seven differences"
     assert "batch size of the loader: 2 in the checkpoint, 4 now" in str(raised.value)
     assert released(tmp_path) == 5, "nothing was spent"
 
 
 class Interrupted(Classifier):
-    """Counts its calls, and fails within a batch."""
-
     def __init__(self, after: int) -> None:
         super().__init__()
         self.after = after
@@ -550,3 +524,82 @@ def test_two_processes_train_the_same_weights(tmp_path: Path) -> None:
     assert [rank for rank, *_ in ranks] == ["0", "1"]
     assert ranks[0][1:] == ranks[1][1:]
     assert released(tmp_path) == int(ranks[0][1]) == 2, "two records of each process: a rate of 4 / 8"
+
+
+class Gan(lightning.LightningModule):
+    """The remedy of the refusal: the generator is out of the module, which has a frozen copy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(3, 4), nn.LeakyReLU(), nn.Linear(4, 1))
+        self.generator = [nn.Linear(2, 3)]
+        self.copied = copy.deepcopy(self.generator[0]).requires_grad_(False)
+        self.of_generator = torch.optim.Adam(self.generator[0].parameters(), lr=0.01)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        real, _ = batch
+        return F.softplus(-self(real)).mean() + F.softplus(self(self.copied(torch.randn(len(real), 2)))).mean()
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        loss = F.softplus(-self(self.generator[0](torch.randn(16, 2)))).mean()
+        self.of_generator.zero_grad()
+        loss.backward()
+        self.of_generator.step()
+        self.zero_grad()
+        self.copied.load_state_dict(self.generator[0].state_dict())
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.net.parameters(), lr=0.01)
+
+
+class Two(Gan):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def configure_optimizers(self) -> Any:
+        return [super().configure_optimizers(), self.of_generator]
+
+
+def test_two_optimizers_are_refused_before_the_first_release_and_the_remedy_trains_both(tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger.jsonl"
+    with pytest.raises(ValueError, match="2 optimizers, where a private fit has one: for a GAN"):
+        trainer(tmp_path).fit(private(Two(), ledger=ledger), loader())
+    assert not ledger.exists()
+    gan = Gan()
+    before = [copy.deepcopy(part.state_dict()) for part in (gan.net, gan.generator[0])]
+    fit = trainer(tmp_path)
+    fit.fit(private(gan, ledger=ledger), loader())
+    assert fit.callback_metrics["epsilon"] <= 8
+    for part, old in zip((gan.net, gan.generator[0]), before, strict=True):
+        assert any(not torch.equal(old[name], value) for name, value in part.state_dict().items())
+
+
+class Backbone(Classifier):
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = self.net[0]
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.5)
+
+
+def test_a_backbone_that_thaws_within_a_fit_is_refused_and_two_fits_share_a_budget(tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger.jsonl"
+    thawing = lightning.callbacks.BackboneFinetuning(1)
+    with pytest.raises(ValueError, match="BackboneFinetuning: what is clipped is fixed when fit begins"):
+        trainer(tmp_path, callbacks=[thawing]).fit(private(Backbone(), ledger=ledger), loader())
+    assert not ledger.exists()
+    first = Backbone()
+    first.backbone.requires_grad_(requires_grad=False)
+    frozen = first.backbone.weight.clone()
+    trainer(tmp_path).fit(private(first, ledger=ledger, epsilon=4.0), loader())
+    assert torch.equal(first.backbone.weight, frozen)
+    second, fit = Backbone(), trainer(tmp_path)
+    second.load_state_dict(first.state_dict())
+    fit.fit(private(second, ledger=ledger, epsilon=8.0), loader())
+    assert not torch.equal(second.backbone.weight, frozen)
+    assert 4 < fit.callback_metrics["epsilon"] <= 8

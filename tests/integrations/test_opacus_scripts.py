@@ -1,7 +1,5 @@
 """Scripts in the shape of Opacus' own examples: they run but for the import and the number of records."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -175,25 +173,6 @@ def test_dcgan() -> None:
         optimizer_g.step()
     assert all(not torch.equal(old, p) for old, p in zip(before, of_generator, strict=True))
     assert engine.accountant.get_epsilon(delta=1e-3) > 0
-
-
-def test_ghost_clipping_with_its_criterion() -> None:
-    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
-    records = TensorDataset(torch.randn(N, 6), torch.randint(0, 3, (N,)))
-    engine = PrivacyEngine()
-    model_gc, optimizer_gc, criterion_gc, train_loader = engine.make_private(
-        module=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        data_loader=DataLoader(records, batch_size=10),
-        criterion=nn.CrossEntropyLoss(),
-        grad_sample_mode="ghost",
-        **PRIVATE,
-    )
-    for x, y in train_loader:
-        optimizer_gc.zero_grad()
-        criterion_gc(model_gc(x), y).backward()
-        optimizer_gc.step()
-    assert engine.get_epsilon(1e-3) > 0
 
 
 def test_a_part_of_the_model_that_is_called_by_itself_is_refused_at_the_step() -> None:

@@ -1,7 +1,5 @@
 """Certified radii against values worked out by hand, random trials, and gradient attacks."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable
@@ -98,9 +96,7 @@ def test_radii_far_outside_of_the_ball_are_larger() -> None:
 
 @pytest.mark.parametrize("size", [0.01, 1.0, 100.0])
 @pytest.mark.parametrize("kind", [lip.BoundedInput, lip.SphereInput])
-def test_no_input_within_the_radius_has_a_larger_distance_behind_the_ball(
-    kind: type[lip.BoundedInput | lip.SphereInput], size: float
-) -> None:
+def test_no_input_within_the_radius_has_a_larger_distance_behind_the_ball(kind, size) -> None:
     """The predicted class is the sign of one coordinate."""
     trials, axes = 5_000, 3
     x = torch.randn(trials, axes, dtype=torch.float64) * size * torch.rand(trials, 1).exp2().pow(6) / 8
@@ -176,7 +172,6 @@ def digits() -> tuple[Tensor, Tensor]:
 
 
 def trained(model: nn.Sequential, images: Tensor, targets: Tensor, steps: int = 100) -> nn.Sequential:
-    """The model, trained without privacy, because only the radii are tested."""
     model = model.double()
     loss = lip.TauCrossEntropy(tau=10.0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -190,7 +185,6 @@ def trained(model: nn.Sequential, images: Tensor, targets: Tensor, steps: int = 
 
 
 def attacked(model: nn.Module, x: Tensor, classes: Tensor, radii: Tensor, steps: int = 60) -> Tensor:
-    """The smallest lead of the predicted class found by projected gradient descent within the radii."""
     radii = radii.view(-1, *[1] * (x.dim() - 1))
     length = lambda z: z.flatten(1).norm(dim=1).view(radii.shape)  # noqa: E731
     moved = torch.randn_like(x)

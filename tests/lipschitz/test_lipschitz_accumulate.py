@@ -1,7 +1,5 @@
 """The loss of one example, vectorised, against a loop over single examples in double precision."""
 
-from __future__ import annotations
-
 import math
 import random
 from typing import Any
@@ -181,8 +179,6 @@ def test_a_number_that_all_examples_would_share_is_refused() -> None:
 
 
 class Counts(nn.Module):
-    """Counts its calls, and keeps the sum of what it has seen, in buffers."""
-
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("calls", torch.zeros(()))

@@ -1,7 +1,5 @@
 """The Lipschitz bound against a loop over single examples in double precision, and against worst-case searches."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lipschitz_networks import dense, joint, sum_of_gradients
+from lipschitz_networks import NETWORKS, X0, dense, joint, sum_of_gradients
 from noisette import AdaptiveClip, FlatClipping, LipschitzBound, PrivacyError, PrivateRun, privatize
 from noisette.lipschitz import NormBound, Sensitivities
 from noisette.lipschitz.bound import largest_gradient_ratio
@@ -50,7 +48,6 @@ def test_sensitivities_are_those_of_two_layers_by_hand() -> None:
 def test_deviations_of_two_layers_by_hand() -> None:
     roots = 4, math.sqrt(12)  # of the numbers of weights
     for part, root in zip(bound_of(dense(4, 4, 3), 4, slack=0.0).pop_sums(), roots, strict=True):
-        assert part.share is not None
         expected = 1.5 * 2 * SQRT2 * math.sqrt(sum(roots) / root)
         assert 1.5 * part.bound / math.sqrt(part.share) == pytest.approx(expected, rel=1e-6)
 
@@ -71,7 +68,6 @@ def test_clipping_at_the_scores_lowers_every_sensitivity() -> None:
     for name, limit in clipped.sensitivities().items():
         assert limit == pytest.approx(plain.sensitivities()[name] * 0.1 / SQRT2)
     x, y = torch.randn(1, 6, dtype=torch.float64), torch.tensor([1])
-    plain.close()
     expected = sum_of_gradients(model, x, y, 1.0)
     scores = model(x).detach().requires_grad_()
     [at_scores] = torch.autograd.grad(F.cross_entropy(scores, y), [scores])
@@ -149,9 +145,7 @@ def test_the_noise_of_each_parameter_is_that_of_its_part() -> None:
         for _ in run.batches():
             sgd.step()
         for part in parts:
-            assert part.share is not None
             for p in part.params:
-                assert p.grad is not None
                 expected = 3.0 * part.bound / math.sqrt(part.share) / 10
                 z = (float(p.grad.std()) / expected - 1) * math.sqrt(2 * p.numel())
                 assert abs(z) < 6.1
@@ -209,25 +203,22 @@ LAYERS = {
 }
 
 
-def test_numbers_outside_their_domain_are_refused() -> None:
+def test_numbers_outside_their_domain_and_stray_parameters_are_refused() -> None:
     with pytest.raises(ValueError, match="slack"):
         bound_of(dense(6, 4), 6, slack=-0.1)
     with pytest.raises(ValueError, match="rule with one constant clipping norm"):
         bound_of(dense(6, 4), 6, logit_clipping=AdaptiveClip(0.1))
     with pytest.raises(ValueError, match="no trainable parameter"):
         bound_of(dense(6, 4).requires_grad_(False), 6)
+    model = dense(6, 8, 4)
+    model.register_parameter("stray", nn.Parameter(torch.zeros(3)))
+    with pytest.raises(PrivacyError, match="no module states a sensitivity for stray"):
+        bound_of(model, 6)
 
 
 @pytest.mark.parametrize(("model", "message"), LAYERS.values(), ids=LAYERS)
 def test_a_model_without_a_bound_is_refused(model: nn.Module, message: str) -> None:
     with pytest.raises(PrivacyError, match=message):
-        bound_of(model, 6)
-
-
-def test_a_parameter_without_a_sensitivity_is_refused() -> None:
-    model = dense(6, 8, 4)
-    model.register_parameter("stray", nn.Parameter(torch.zeros(3)))
-    with pytest.raises(PrivacyError, match="no module states a sensitivity for stray"):
         bound_of(model, 6)
 
 
@@ -243,3 +234,58 @@ def test_noise_follows_the_closed_form() -> None:
     assert energy == pytest.approx(49.6240, abs=1e-4), "less than 51.3044, that of one deviation for all"
     # One example changes all parameters together by one standard deviation.
     assert sum((SENSITIVITIES[name] / found[name]) ** 2 for name in found) == pytest.approx(1, rel=1e-12)
+
+
+TAU = 20.0
+
+
+def ratio(bound: LipschitzBound, x: Tensor, label: int, target: str) -> Tensor:
+    loss = F.cross_entropy(TAU * bound.model(x), torch.tensor([label])) / TAU
+    [gradient] = torch.autograd.grad(loss, [bound.parameters[target]], create_graph=True)
+    return gradient.norm() / bound.sensitivities()[target]
+
+
+def largest_ratio(model: nn.Module, shape: tuple[int, ...], target: str, steps: int = 250, classes: int = 3) -> float:
+    bound = LipschitzBound(model, loss=TauCrossEntropy(TAU), input_shape=shape, slack=0.0)
+    x = torch.randn(1, *shape, dtype=torch.float64).requires_grad_()
+    ascent = torch.optim.Adam([x, *bound.parameters.values()], lr=0.05, maximize=True)
+    best, best_label = 0.0, 0
+    for step in range(steps):
+        label = step * classes // steps if step < steps // 2 else best_label
+        reached = ratio(bound, x, label, target)
+        if float(reached.detach()) > best:
+            best, best_label = float(reached.detach()), label
+        ascent.zero_grad()
+        reached.backward()
+        ascent.step()
+        with torch.no_grad():
+            x.mul_(X0 / x.norm())
+        bound.after_step()
+    return best
+
+
+every_network = pytest.mark.parametrize(("make", "shape"), NETWORKS.values(), ids=NETWORKS)
+
+
+@every_network
+@pytest.mark.parametrize(("steps", "seeds"), [(40, [1]), pytest.param(400, [0, 1, 2], marks=pytest.mark.slow)])
+def test_no_search_exceeds_a_bound(make, shape, steps, seeds) -> None:
+    for seed in seeds:
+        torch.manual_seed(seed)
+        for target, _ in make().named_parameters():
+            assert largest_ratio(make().double(), shape, target, steps=steps) <= 1 + 1e-9
+
+
+def test_the_bounds_of_a_dense_network_are_reached() -> None:
+    for target, _ in dense(6, 6, 6, 3).named_parameters():
+        reached = []
+        for seed in range(2):
+            torch.manual_seed(seed)
+            reached.append(largest_ratio(dense(6, 6, 6, 3), (6,), target, steps=200))
+        assert max(reached) >= 0.99
+
+
+def test_the_search_finds_a_loss_that_understates_its_constant(monkeypatch) -> None:
+    monkeypatch.setattr(TauCrossEntropy, "lipschitz", lambda self, logit_bound=None: 1.0)
+    torch.manual_seed(0)
+    assert largest_ratio(dense(6, 6, 6, 3), (6,), "5.weight", steps=100) > 1.1

@@ -1,7 +1,5 @@
 """Public networks as fixed features: which examples they get, who can read what is kept, what the statement says."""
 
-from __future__ import annotations
-
 import json
 import stat
 from pathlib import Path
@@ -14,7 +12,7 @@ from typer.testing import CliRunner
 from noisette.cli import app
 from noisette.nn.models.backbones import PACKAGES, folder_of
 from noisette.nn.models.factory import ImageFeatures, _mean_responses, fixed_features
-from noisette.training.evaluation import cached_features
+from noisette.training.build import cached_features
 from noisette.training.saved_model import SavedModel
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -23,7 +21,6 @@ SHAPE = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "in
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a network for images of 8 x 8 pixels."""
     folder = tmp_path_factory.mktemp("network") / "tiny-vit"
     torch.manual_seed(0)
     transformers.ViTModel(transformers.ViTConfig(image_size=8, patch_size=4, **SHAPE)).save_pretrained(folder)
@@ -34,7 +31,6 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a network for texts of seven words, and its tokenizer."""
     folder = tmp_path_factory.mktemp("network") / "tiny-bert"
     folder.mkdir()
     (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad"]))
@@ -133,9 +129,7 @@ def test_features_are_computed_once_and_kept_for_the_owner_alone(tmp_path: Path)
     assert len(calls) == 5
 
 
-def test_a_run_on_a_public_network_says_so_and_is_loaded_with_it(
-    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_on_a_public_network_says_so_and_is_loaded_with_it(images, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("pooch.os_cache", lambda name: tmp_path / "cache" / name)
     out = tmp_path / "run"
     asked = ["--data", "digits", "--backbone", str(images), "--epochs", "2"]

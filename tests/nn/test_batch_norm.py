@@ -1,7 +1,5 @@
 """Norms in the place of batch norm against autograd by hand, and how they get there."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 from collections.abc import Callable
@@ -21,6 +19,7 @@ from noisette.core.clip import Engine
 from noisette.nn import FrozenBatchNorm, PerExampleBatchNorm, PublicBatchNorm, convert_batch_norm
 from noisette.run.explain import sum_of_outputs
 from norm_models import NETWORKS, Residual, losses, network
+from small_loop import clipped_by
 
 every_network = pytest.mark.parametrize("name", NETWORKS)
 every_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: type(engine).__name__)
@@ -61,13 +60,8 @@ class ByHand:
         return forward
 
     def gradients(self, x: Tensor) -> Tensor:
-        """The gradient of each example, (b, parameters)."""
-        rows = [
-            torch.autograd.grad(
-                losses(self.model, x[i : i + 1]).sum(), list(self.model.parameters()), retain_graph=True
-            )
-            for i in range(len(x))
-        ]
+        params = list(self.model.parameters())
+        rows = [torch.autograd.grad(losses(self.model, row).sum(), params, retain_graph=True) for row in x.split(1)]
         return torch.stack([torch.cat([g.flatten() for g in row]) for row in rows])
 
 
@@ -76,13 +70,7 @@ def clipped(gradients: Tensor, bound: float) -> Tensor:
 
 
 def found(model: nn.Module, x: Tensor, bound: float, engine: Engine) -> Tensor:
-    clip = PerExampleClip(model, bound, engine=engine)
-    try:
-        clip.accumulate(losses, x)
-        [total] = clip.pop_sums()
-    finally:
-        clip.close()
-    return torch.cat([g.flatten() for g in total.grads])
+    return clipped_by(model, bound, losses, (x,), engine=engine)
 
 
 @every_network
@@ -98,24 +86,6 @@ def test_the_clipped_sum_and_outputs_are_those_of_each_example_by_hand(name: str
     for bound in (float(2 * truth.norm(dim=1).max()), float(truth.norm(dim=1).median()), 1e-3):
         expected = clipped(truth, bound)
         torch.testing.assert_close(found(model, x, bound, engine), expected, rtol=1e-8, atol=1e-8 * bound)
-
-
-@every_network
-def test_the_gradient_is_orthogonal_to_the_weight_of_each_channel(name: str) -> None:
-    model, public, x = network(name)
-    convert_batch_norm(model, to=PublicBatchNorm, public=public)
-    for norm in model.modules():
-        if isinstance(norm, PublicBatchNorm):
-            norm.eps = 0.0
-    losses(model, x[:1]).sum().backward()
-    layers = {layer: norm for norm in model.modules() if isinstance(norm, PublicBatchNorm) for layer in norm._follows}
-    assert layers or name.startswith("behind an activation")
-    for layer, norm in layers.items():
-        assert norm._variance is not None
-        pair = torch.stack([layer.weight, layer.weight.grad])
-        weight, gradient = norm._variance.channels.rows(pair)
-        assert float((weight * gradient).detach().sum(1).abs().max()) < 1e-10
-        assert layer.bias is None or float(layer.bias.grad.abs().max()) < 1e-10
 
 
 @pytest.mark.parametrize("to", [PublicBatchNorm, PerExampleBatchNorm])
@@ -255,16 +225,12 @@ def test_all_microbatches_of_a_batch_have_the_statistics_of_its_weights(name: st
             optimizer.step()
             released = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
             torch.testing.assert_close(released * len(x), expected, rtol=1e-6, atol=1e-7)
-    clip = PerExampleClip(model, 0.5, capture=capture)
-    for part in x.split(size):
-        clip.accumulate(losses, part)
-    [total] = clip.pop_sums()
+    total = clipped_by(model, 0.5, losses, *[(part,) for part in x.split(size)], capture=capture)
     expected = clipped(ByHand(_with_batch_norm(model, name), public).gradients(x), 0.5)
-    torch.testing.assert_close(torch.cat([g.flatten() for g in total.grads]), expected, rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(total, expected, rtol=1e-8, atol=1e-9)
 
 
 def _with_batch_norm(model: nn.Module, name: str) -> nn.Module:
-    """The network with batch norm of torch, and these weights."""
     plain, _, _ = network(name)
     plain.load_state_dict(model.state_dict())
     return plain
@@ -299,26 +265,14 @@ def test_norms_of_one_example_keep_the_affine_weights(to: Any) -> None:
     assert model(torch.rand(6, 1, 5, 5)).shape == (6, 3, 3, 3)
 
 
-@pytest.mark.parametrize(("channels", "groups"), [(3, 1), (16, 1), (64, 4), (84, 4), (512, 32), (1024, 32)])
-def test_groups_have_at_least_16_channels(channels: int, groups: int) -> None:
-    norm = convert_batch_norm(nn.BatchNorm2d(channels), to=nn.GroupNorm)
-    assert isinstance(norm, nn.GroupNorm)
-    assert norm.num_groups == groups
-
-
-def test_the_model_may_be_a_batch_norm_itself() -> None:
+def test_a_norm_itself_one_in_two_places_and_none_are_converted() -> None:
+    for channels, groups in ((3, 1), (64, 4), (84, 4), (1024, 32)):  # of at least 16 channels
+        assert convert_batch_norm(nn.BatchNorm2d(channels), to=nn.GroupNorm).num_groups == groups
     norm = convert_batch_norm(nn.BatchNorm1d(2), to=PublicBatchNorm, public=torch.tensor([[0.0, 1.0], [2.0, 5.0]]))
-    assert isinstance(norm, PublicBatchNorm)
     torch.testing.assert_close(norm(torch.tensor([[1.0, 3.0]])), torch.zeros(1, 2))
-
-
-def test_one_batch_norm_in_two_places_becomes_one_norm() -> None:
     shared = nn.BatchNorm1d(2)
     model = convert_batch_norm(nn.Sequential(shared, nn.ReLU(), shared), to=nn.GroupNorm)
     assert model[0] is model[2]
-
-
-def test_models_without_batch_norm_are_not_changed() -> None:
     model = nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2))
     before = [*model.modules()]
     assert convert_batch_norm(model, to=PublicBatchNorm, public=torch.zeros(4, 3)) is model
@@ -385,9 +339,6 @@ def test_public_examples_that_are_private_records_are_refused() -> None:
     assert isinstance(model.bn1, nn.BatchNorm2d)
 
 
-# Batch norms of other libraries: what they add to normalising is never lost in silence
-
-
 class NormAct(nn.BatchNorm2d):
     """In the manner of timm: the activation is part of the norm."""
 
@@ -429,10 +380,6 @@ def of_the_instance(channels: int) -> nn.Module:
     return norm
 
 
-def parametrized(channels: int) -> nn.Module:
-    return parametrizations.weight_norm(nn.BatchNorm2d(channels), dim=None)
-
-
 ADDING: dict[str, tuple[Callable[[int], nn.Module], str]] = {
     "activation": (NormAct, "NormAct has a forward of its own"),
     "modules": (with_part("act", nn.ReLU()), "modules of its own: act"),
@@ -444,7 +391,7 @@ ADDING: dict[str, tuple[Callable[[int], nn.Module], str]] = {
     ),
     "hook": (hooked, "BatchNorm2d has hooks"),
     "forward of the instance": (of_the_instance, "forward of its own"),
-    "parametrization": (parametrized, "of its own"),
+    "parametrization": (lambda n: parametrizations.weight_norm(nn.BatchNorm2d(n), dim=None), "of its own"),
     "lazy": (lambda channels: nn.LazyBatchNorm2d(), "LazyBatchNorm2d is lazy"),
 }
 TARGETS: list[dict[str, Any]] = [
@@ -460,9 +407,7 @@ TARGETS: list[dict[str, Any]] = [
     [(*added, target) for added, target in zip(ADDING.values(), cycle(TARGETS))],
     ids=ADDING,
 )
-def test_what_adds_something_is_refused_by_name_and_nothing_is_changed(
-    make: Callable[[int], nn.Module], message: str, target: dict[str, Any]
-) -> None:
+def test_what_adds_something_is_refused_by_name_and_nothing_is_changed(make, message, target) -> None:
     model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Sequential(make(4)))
     before = [*model.modules()]
     with pytest.raises(ValueError, match=rf"1 batch norms do more.*\n  2\.0  .*{message}"):
@@ -478,8 +423,6 @@ def test_all_are_listed() -> None:
 
 
 class OtherDefaults(nn.BatchNorm2d):
-    """Only its defaults are others."""
-
     def __init__(self, channels: int) -> None:
         super().__init__(channels, eps=1e-3, momentum=0.01)
         self.label = "norm"

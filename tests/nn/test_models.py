@@ -1,7 +1,5 @@
 """The built-in models, those of texts, the user's own, and public weights."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable
@@ -84,9 +82,7 @@ def test_the_trial_call_of_build_does_not_change_the_model() -> None:
         ("own:of_a_dictionary", "return a model that takes this tensor alone"),
     ],
 )
-def test_models_that_do_not_fit_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, message: str
-) -> None:
+def test_models_that_do_not_fit_are_refused(tmp_path, monkeypatch, name, message) -> None:
     (tmp_path / "own.py").write_text(
         "from torch import nn\n"
         "class OfADictionary(nn.Linear):\n"
@@ -158,7 +154,6 @@ def test_batch_norm_is_refused_until_it_is_replaced() -> None:
 @pytest.mark.parametrize(
     ("network", "shape"),
     [(partial(models.resnet, width=2, norm=models.layer_norm), (3, 8, 8)), (models.encoder, (5, 6))],
-    ids=["resnet-18", "encoder"],
 )
 def test_clipped_sums_are_exact(network: Callable[..., nn.Module], shape: tuple[int, ...]) -> None:
     case = Case("", partial(network, shape, 4), labelled(*shape), cross_entropy)
@@ -210,7 +205,6 @@ def test_an_empty_text_has_finite_scores_and_gradients(model: nn.Module) -> None
 def test_each_text_is_seen_alone(model: nn.Module) -> None:
     bound = PerExampleClip(model, 1.0)
     bound.accumulate(lambda model, text: model(text).sum(), TEXTS)
-    bound.close()
     model.eval()
     assert torch.allclose(model(TEXTS)[1], model(TEXTS[1:2])[0], atol=1e-6)
 
@@ -289,15 +283,12 @@ def frozen_names(model: nn.Module) -> set[str]:
 @pytest.mark.parametrize(
     ("frozen", "expected"),
     [
-        (("features",), {"features.conv1", "features.conv2"}),
         (("features", "head.fc1"), {"features.conv1", "features.conv2", "head.fc1"}),
         (("features.conv1",), {"features.conv1"}),
         ((), set()),
     ],
 )
-def test_weights_of_a_file_are_loaded_and_the_parts_named_are_frozen(
-    tmp_path: Path, frozen: tuple[str, ...], expected: set[str]
-) -> None:
+def test_weights_of_a_file_are_loaded_and_the_parts_named_are_frozen(tmp_path, frozen, expected) -> None:
     public, own = models.build("cifar-tutorial", (3, 32, 32), 100), models.build("cifar-tutorial", (3, 32, 32), 10)
     scores = own.head.scores.weight.clone()
     model = models.pretrained(own, saved(public, tmp_path / "public.safetensors"), frozen=frozen)

@@ -1,7 +1,5 @@
 """Noise is compiled where that saves more than it costs, or where it was asked for, and never without a compiler."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -21,7 +19,6 @@ MANY = 10**9
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
-    """The graphs that were to be compiled."""
     found: list[Graph] = []
 
     def compiled(graph: Graph, inputs: Any) -> Graph:
@@ -57,6 +54,7 @@ def test_without_a_compiler_noise_is_drawn_as_before(monkeypatch: pytest.MonkeyP
     assert torch.equal(one, two)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [32, 300])  # sums of several microbatches are in double precision
 @pytest.mark.usefixtures("known_key")
 @pytest.mark.skipif(why_not_compiled() is not None, reason="no compiler")

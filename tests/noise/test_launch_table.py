@@ -1,7 +1,5 @@
 """The programs of a launch touch each tile of each run that has elements, as often as once."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

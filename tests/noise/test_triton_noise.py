@@ -4,8 +4,6 @@ Triton's interpreter runs it, so that no GPU is needed. It computes with NumPy: 
 in memory; what a GPU's arithmetic does is tested on a GPU, in ``tests/gpu``.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -33,8 +31,6 @@ CPU = torch.device("cpu")
 def loaded(name: str) -> ModuleType:
     """The module of the kernel, loaded once more: whether it is interpreted is settled when it is loaded."""
     spec = importlib.util.spec_from_file_location(name, Path(device_noise.__file__).with_name("triton_noise.py"))
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -47,9 +43,7 @@ def kernel() -> Iterator[ModuleType]:
         yield loaded("interpreted_noise")
 
 
-def noised(
-    kernel: ModuleType, tensors: Mapping[str, Tensor], windows: Mapping[str, Window], *, tiles: int = 16, **numbers: Any
-) -> dict[str, Tensor]:
+def noised(kernel, tensors, windows, *, tiles=16, **numbers) -> dict[str, Tensor]:
     found = {name: tensor.clone() for name, tensor in tensors.items()}
     parts = tuple(Part(name, len(tensor), windows.get(name, Window())) for name, tensor in tensors.items())
     kernel.TritonNoise(KEY, CPU, tiles).add_(found, parts, **numbers)

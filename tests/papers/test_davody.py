@@ -1,7 +1,5 @@
 """Davody et al. 2020: batch norm with public examples, cells and tables, and training under weight noise."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math
@@ -51,7 +49,7 @@ def total(model: nn.Module, values: Tensor, engine: Engine) -> Tensor:
 @every_engine
 @pytest.mark.parametrize("to", SOUND)
 @pytest.mark.parametrize("name", ["linear", "images"])
-def test_adversarial_neighbours_move_the_sum_by_no_more_than_the_bound(name: str, to: Any, engine: Engine) -> None:
+def test_adversarial_neighbours_move_the_sum_by_no_more_than_the_bound(name, to, engine):
     model, public, x = network(name)
     convert_batch_norm(model, to=to, public=public)
     smallest = total(model, x[1:], engine)
@@ -62,15 +60,11 @@ def test_adversarial_neighbours_move_the_sum_by_no_more_than_the_bound(name: str
 
 @pytest.mark.parametrize("name", [name for name in NETWORKS if name != "volumes"])
 @every_engine
-def test_the_exact_form_gives_each_example_what_a_pass_of_its_own_would(name: str, engine: Engine) -> None:
+def test_the_exact_form_gives_each_example_what_a_pass_of_its_own_would(name, engine):
     model, public, x = network(name)
     alone = [model(torch.cat([x[i : i + 1], public]))[:1] for i in range(len(x))]
-    rows = [
-        torch.autograd.grad(
-            (y - 0.3).square().sum(), list(model.parameters()), allow_unused=True, materialize_grads=True
-        )
-        for y in alone
-    ]
+    losses, unused = [(y - 0.3).square().sum() for y in alone], {"allow_unused": True, "materialize_grads": True}
+    rows = [torch.autograd.grad(loss, list(model.parameters()), **unused) for loss in losses]
     truth = torch.stack([torch.cat([g.flatten() for g in row]) for row in rows])
     convert_batch_norm(model, to=ExactPerExampleBatchNorm, public=public)
     torch.testing.assert_close(model(x), torch.cat(alone), rtol=1e-8, atol=1e-10)
@@ -88,10 +82,8 @@ BOUND = 5.0  # between the norms of the examples
 
 def coupled() -> nn.Module:
     torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Tanh(), nn.Flatten(), nn.Linear(8, 3), nn.BatchNorm1d(3)
-    )
-    return model.double()
+    behind = nn.Tanh(), nn.Flatten(), nn.Linear(8, 3), nn.BatchNorm1d(3)
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), *behind).double()
 
 
 def entropies(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -109,7 +101,7 @@ def clipped_sum_through_the_batch(model: nn.Module, x: Tensor, y: Tensor) -> lis
     return total
 
 
-def test_the_gradients_are_the_clipped_ones_of_each_loss_through_the_shared_statistics() -> None:
+def test_the_gradients_are_the_clipped_ones_of_each_loss_through_the_shared_statistics():
     model = coupled()
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     released = noised_gradients(model, X, Y, max_grad_norm=BOUND, lot=20, key=SecretKey(SECRET), **DECLARED)
@@ -125,7 +117,7 @@ def test_the_gradients_are_the_clipped_ones_of_each_loss_through_the_shared_stat
         sgd.zero_grad()
 
 
-def test_privatize_refuses_what_is_trained_here() -> None:
+def test_privatize_refuses_what_is_trained_here():
     model = coupled()
     clip = PerExampleClip(model, max_grad_norm=0.3)
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -133,7 +125,7 @@ def test_privatize_refuses_what_is_trained_here() -> None:
         privatize(clip, sgd, (X, Y), steps=3, expected_batch_size=20, **DECLARED)
 
 
-def test_the_mixture_is_batch_norm_over_private_and_public_examples_and_exact_in_evaluation() -> None:
+def test_the_mixture_is_batch_norm_over_private_and_public_examples_and_exact_in_evaluation():
     model, public, x = network("images")
     truth = model(torch.cat([x, public]))[: len(x)]
     alone = [model(torch.cat([x[i : i + 1], public]))[:1] for i in range(len(x))]
@@ -142,7 +134,7 @@ def test_the_mixture_is_batch_norm_over_private_and_public_examples_and_exact_in
     torch.testing.assert_close(model.eval()(x), torch.cat(alone), rtol=1e-8, atol=1e-10)
 
 
-def test_the_mixture_is_refused_by_name_where_there_is_a_guarantee() -> None:
+def test_the_mixture_is_refused_by_name_where_there_is_a_guarantee():
     model, public, _ = network("images")
     convert_batch_norm(model, to=MixtureBatchNorm, public=public)
     with pytest.raises(PrivacyError, match="bn1  MixtureBatchNorm mixes examples in its statistics, as published"):
@@ -155,18 +147,17 @@ def two_steps(setting: Private) -> Private:
 
 
 def made(setting: Private, data: list[DataSet], folder: Path, weights: str | None = None) -> dict[str, Any]:
-    """The line that a run leaves."""
     path = folder / "runs.jsonl"
     Cell(setting, 0, 1.0, weights).make({one.name: one for one in data}, path, quiet)
     return json.loads(path.read_text().splitlines()[-1])
 
 
 @pytest.fixture
-def both_sets() -> list[DataSet]:
+def both_sets():
     return [drawn("mnist", (1, 28, 28), 0), drawn("kmnist", (1, 28, 28), 1)]
 
 
-def test_the_mixture_has_the_noise_of_the_others_and_no_epsilon(both_sets: list[DataSet], tmp_path: Path) -> None:
+def test_the_mixture_has_the_noise_of_the_others_and_no_epsilon(both_sets, tmp_path):
     settings = [norm.setting(1.0) for norm in (norms.PUBLIC_BATCH, norms.MIXTURE)]
     public, mixture = (made(two_steps(setting), both_sets, tmp_path) for setting in settings if setting)
     assert public["noise_multiplier"] == mixture["noise_multiplier"]
@@ -175,7 +166,7 @@ def test_the_mixture_has_the_noise_of_the_others_and_no_epsilon(both_sets: list[
     assert mixture["epsilon"] is None
 
 
-def test_the_head_of_a_pretrained_network_is_trained(tmp_path: Path) -> None:
+def test_the_head_of_a_pretrained_network_is_trained(tmp_path):
     data = drawn("cifar10", (3, 32, 32), 0)
     setting = table_6.GRID.rows[2].whole(8.0)
     assert isinstance(setting, Private)
@@ -187,13 +178,15 @@ def test_the_head_of_a_pretrained_network_is_trained(tmp_path: Path) -> None:
     assert line["made_with"]["public_weights"] is not None
 
 
-@pytest.mark.parametrize("row", table_7.GRID.rows, ids=lambda row: row.name)
-def test_a_cell_of_table_7_runs(row: Any, tmp_path: Path) -> None:
+def articles() -> DataSet:
     rng = np.random.default_rng(0)
-    words, targets = rng.integers(0, 30, (40, 6)), rng.integers(0, 4, 40)
-    vectors = rng.normal(size=(30, 8)).astype(np.float32)
-    data = DataSet("ag-news", Split(words, targets), Split(words, targets), 4, 1000, "", vectors)
-    line = made(two_steps(row.whole(1.0)), [data], tmp_path)
+    split = Split(rng.integers(0, 30, (40, 6)), rng.integers(0, 4, 40))
+    return DataSet("ag-news", split, split, 4, 1000, "", rng.normal(size=(30, 8)).astype(np.float32))
+
+
+@pytest.mark.parametrize("row", table_7.GRID.rows, ids=lambda row: row.name)
+def test_a_cell_of_table_7_runs(row, tmp_path):
+    line = made(two_steps(row.whole(1.0)), [articles()], tmp_path)
     assert line["epsilon"] <= 1.0
     assert line["records"] == 1000
 
@@ -202,11 +195,10 @@ def finished(setting: Setting, seed: int = 0, accuracy: float = 0.9, points: tup
     return Run(setting, seed, 1.0, accuracy, tuple(enumerate(points, 1)), None, 0.8)
 
 
-def test_mean_and_standard_error_are_those_of_the_seeds() -> None:
+def test_mean_and_standard_error_are_those_of_the_seeds():
     setting = table_2.setting("lenet-5", 0.0)
     runs = [finished(setting, seed, accuracy) for seed, accuracy in enumerate((0.90, 0.92, 0.97))]
     mean = mean_of([*runs, finished(table_2.setting("lenet-5", 1.0))], setting)
-    assert mean is not None
     assert mean.mean == pytest.approx(93.0)
     assert mean.error == pytest.approx(math.sqrt((9 + 1 + 16) / 2) / math.sqrt(3))
     assert str(mean) == "93.00 ± 2.08 (3 seeds)"
@@ -214,7 +206,7 @@ def test_mean_and_standard_error_are_those_of_the_seeds() -> None:
     assert mean_of([], setting) is None
 
 
-def test_only_the_rows_asked_for_are_run_and_the_expensive_ones_only_if_asked_for() -> None:
+def test_only_the_rows_asked_for_are_run_and_the_expensive_ones_only_if_asked_for():
     def models(asked: Asked) -> set[str]:
         return {cell.setting.model for cell in table_2.GRID.cells(asked)}
 
@@ -231,11 +223,11 @@ DIGITS = NoisyWeights("digits", "bn-lenet-300-100", sigma=1.0, epochs=8, batch_s
 
 
 @pytest.fixture(scope="module")
-def digits() -> DataSet:
+def digits():
     return load("digits")
 
 
-def test_a_normalised_network_learns_under_noise_as_large_as_its_weights(digits: DataSet) -> None:
+def test_a_normalised_network_learns_under_noise_as_large_as_its_weights(digits):
     told: list[tuple[float, float | None]] = []
     facts = train(DIGITS, 0, digits, lambda share, accuracy: told.append((share, accuracy)))
     assert facts["test_accuracy"] > 0.85
@@ -245,14 +237,14 @@ def test_a_normalised_network_learns_under_noise_as_large_as_its_weights(digits:
 
 @pytest.mark.parametrize(("accuracy", "patience", "epochs"), [(0.14, 4, 4), (0.16, 4, 6), (0.14, None, 6)])
 def test_a_network_that_is_no_better_than_chance_is_given_up_unless_it_has_patience(
-    accuracy: float, patience: int | None, epochs: int, digits: DataSet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    accuracy, patience, epochs, digits, monkeypatch
+):
     monkeypatch.setattr(weight_noise, "accuracy_under_noise", lambda *arguments, draws: accuracy)
     setting = replace(DIGITS, epochs=6, batch_size=1000, patience=patience)
     assert train(setting, 0, digits, quiet)["points"] == [(epoch, accuracy) for epoch in range(1, epochs + 1)]
 
 
-def test_every_sixth_record_is_held_out_and_always_the_same_ones() -> None:
+def test_every_sixth_record_is_held_out_and_always_the_same_ones():
     examples = Examples(torch.arange(60.0), torch.arange(60))
     kept, held_out = examples.divided()
     assert (len(kept), len(held_out)) == (50, 10)
@@ -262,7 +254,7 @@ def test_every_sixth_record_is_held_out_and_always_the_same_ones() -> None:
     assert torch.equal(kept.inputs.long(), kept.targets)
 
 
-def test_images_are_shifted_by_up_to_four_pixels_and_mirrored() -> None:
+def test_images_are_shifted_by_up_to_four_pixels_and_mirrored():
     image = 1 + np.arange(3 * 6 * 6).reshape(3, 6, 6)
     framed = np.pad(image, ((0, 0), (4, 4), (4, 4)))
     cuts = [framed[:, top : top + 6, left : left + 6] for top in range(9) for left in range(9)]
@@ -273,17 +265,13 @@ def test_images_are_shifted_by_up_to_four_pixels_and_mirrored() -> None:
 
 
 @pytest.mark.parametrize("model", ["bilstm-dl", "ln-bilstm-dl"])
-def test_a_cell_of_table_4_runs(model: str) -> None:
-    rng = np.random.default_rng(0)
-    words, targets = rng.integers(0, 30, (24, 6)), rng.integers(0, 4, 24)
-    vectors = rng.normal(size=(30, 8)).astype(np.float32)
-    data = DataSet("ag-news", Split(words, targets), Split(words, targets), 4, 24, "", vectors)
-    facts = train(replace(table_4.setting(model, 0.1), epochs=1, batch_size=10), 0, data, quiet)
+def test_a_cell_of_table_4_runs(model):
+    facts = train(replace(table_4.setting(model, 0.1), epochs=1, batch_size=10), 0, articles(), quiet)
     assert len(facts["points"]) == 1
 
 
 @pytest.mark.parametrize(("name", "shape"), [("bn-lenet-5", (1, 28, 28)), ("bilstm-dl", (6, 8))])
-def test_a_pass_uses_the_means_plus_noise_that_all_examples_share(name: str, shape: tuple[int, ...]) -> None:
+def test_a_pass_uses_the_means_plus_noise_that_all_examples_share(name, shape):
     torch.manual_seed(0)
     plain = with_fresh_statistics(models.build(name, shape, 4)).eval()
     model, x = weight_noise.NoisyWeights(plain, 0.3), torch.rand(3, *shape)

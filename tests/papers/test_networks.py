@@ -1,7 +1,5 @@
 """The networks of the papers, their layers, sizes, first weights and clipped sums; GloVe's vectors, also damaged."""
 
-from __future__ import annotations
-
 import re
 from functools import partial
 from pathlib import Path
@@ -40,9 +38,7 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize(("name", "shape", "classes", "numbers"), [(name, *rest) for name, rest in PUBLISHED.items()])
-def test_networks_have_the_published_number_of_parameters(
-    name: str, shape: tuple[int, ...], classes: int, numbers: int
-) -> None:
+def test_networks_have_the_published_number_of_parameters(name, shape, classes, numbers):
     with torch.device("meta"):
         model = models.build(name, shape, classes)
     assert sum(p.numel() for p in model.parameters()) == numbers
@@ -59,13 +55,13 @@ SMALL = {
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_clipped_sums_of_the_networks_are_exact(name: str) -> None:
+def test_clipped_sums_of_the_networks_are_exact(name):
     network, shape = SMALL[name]
     case = Case(name, partial(network, shape, 4), labelled(*shape), cross_entropy)
     check(case, BookKeeping(), b=3, dtype=torch.float64)
 
 
-def test_the_cifar_network_uses_only_the_centre_of_the_image_and_ignores_brightness_and_contrast() -> None:
+def test_the_cifar_network_uses_only_the_centre_of_the_image_and_ignores_brightness_and_contrast():
     model, image = models.build("cifar-tutorial", (3, 32, 33), 10), torch.rand(1, 3, 32, 33)
     padded = image.clone()
     padded[..., :4, :] = padded[..., 28:, :] = padded[..., :4] = padded[..., 28:] = 7.0
@@ -77,25 +73,19 @@ def test_the_cifar_network_uses_only_the_centre_of_the_image_and_ignores_brightn
     torch.testing.assert_close(middle.var(correction=0), torch.tensor(1.0), rtol=1e-3, atol=0)
 
 
-def test_initial_weights_are_normal_and_truncated_at_two_standard_deviations() -> None:
+def test_initial_weights_are_normal_and_truncated_at_two_standard_deviations():
     cifar, mnist = models.build("cifar-tutorial", (3, 32, 32), 10), models.build("mlp1000", (60,), 10)
-    expected: list[tuple[Tensor, float]] = [
-        (cifar.features.conv1.weight, 0.05),
-        (cifar.features.conv2.weight, 0.05),
-        (cifar.head.fc1.weight, 0.04),
-        (cifar.head.fc2.weight, 0.04),
-        (cifar.head.scores.weight, 1 / 384),
-        (mnist[1].weight, 60**-0.5),
-        (mnist[3].weight, 1000**-0.5),
-    ]
-    for weight, std in [(weight.detach(), std) for weight, std in expected]:
+    of_head = (cifar.head.fc1, 0.04), (cifar.head.fc2, 0.04), (cifar.head.scores, 1 / 384)
+    of_others = (cifar.features.conv1, 0.05), (cifar.features.conv2, 0.05), (mnist[1], 60**-0.5), (mnist[3], 1000**-0.5)
+    for layer, std in (*of_head, *of_others):
+        weight = layer.weight.detach()
         assert float(weight.abs().max()) <= 2 * std
         assert float(weight.std()) == pytest.approx(0.87962 * std, rel=0.06)  # of a normal number cut there
     biases = {name: float(value.detach().unique()) for name, value in cifar.named_parameters() if "bias" in name}
     assert list(biases.values()) == pytest.approx([0, 0.1, 0.1, 0.1, 0])
 
 
-def test_pooling_windows_of_the_tutorial_overlap_and_extend_beyond_the_lower_and_right_edge() -> None:
+def test_pooling_windows_of_the_tutorial_overlap_and_extend_beyond_the_lower_and_right_edge():
     features, x = models.build("tf-tutorial", (3, 32, 32), 10).features, torch.randn(2, 3, 24, 24)
     edged = torch.full((2, 3, 25, 25), -torch.inf)
     edged[..., :24, :24] = x
@@ -105,7 +95,7 @@ def test_pooling_windows_of_the_tutorial_overlap_and_extend_beyond_the_lower_and
     assert features.pool2(x[..., :12, :12]).shape == (2, 3, 6, 6)
 
 
-def test_responses_of_the_tutorial_are_divided_by_those_of_nine_channels() -> None:
+def test_responses_of_the_tutorial_are_divided_by_those_of_nine_channels():
     responses, x = models.build("tf-tutorial", (3, 32, 32), 10).features.responses1, 30 * torch.randn(2, 12, 4, 4)
     expected = torch.empty_like(x)
     for c in range(12):
@@ -125,7 +115,7 @@ def randomised(model: nn.Module) -> nn.Module:
     return model.eval()
 
 
-def test_layer_norms_apply_to_both_parts_of_the_gates_and_to_the_cell() -> None:
+def test_layer_norms_apply_to_both_parts_of_the_gates_and_to_the_cell():
     lstm, x = randomised(LayerNormLSTM(6, 7)), torch.randn(3, *TEXT)
     h = c = torch.zeros(3, 7)
     for t in range(5):
@@ -152,7 +142,7 @@ def refusal(path: Path, *, words: int = 4) -> str:
     return str(caught.value)
 
 
-def test_words_and_vectors_as_they_are_written(tmp_path: Path) -> None:
+def test_words_and_vectors_as_they_are_written(tmp_path):
     found = read_vectors(text(tmp_path, *LINES), words=4, dims=3)
     assert list(found.known) == ["the", "'s", "caf\u00e9", "\u0085"]
     expected = np.array([[0.5, -1.25, 0.03], [1, 2, 3], [4, 5, 6], [7, 8, 9]], np.float32)
@@ -160,7 +150,7 @@ def test_words_and_vectors_as_they_are_written(tmp_path: Path) -> None:
     assert found.note == ""
 
 
-def test_damaged_vectors_are_refused(tmp_path: Path) -> None:
+def test_damaged_vectors_are_refused(tmp_path):
     assert "line 4 is no word with 3 numbers" in refusal(text(tmp_path, *LINES[:3], end=b"\x41 7 8"))
     assert "there are 3 words instead of 4" in refusal(text(tmp_path, *LINES[:3]))
     assert "1 words appear twice" in refusal(text(tmp_path, *LINES, LINES[0]))
@@ -172,21 +162,18 @@ def test_damaged_vectors_are_refused(tmp_path: Path) -> None:
     assert "download it again" in message
 
 
-@pytest.mark.parametrize(
-    "arrays",
-    [
+def test_arrays_that_are_not_words_and_vectors_are_refused(tmp_path):
+    path = tmp_path / MOST_FREQUENT
+    for arrays in (
         {"words": np.array(["the"])},
         {"words": np.array(["the", "of"]), "vectors": np.ones((3, 2), np.float32)},
         {"words": np.array(["the"]), "vectors": np.ones((1, 2), np.int64)},
         {"words": np.array(["the"]), "vectors": np.full((1, 2), np.nan, np.float32)},
         {"words": np.array([], dtype="U3"), "vectors": np.ones((0, 2), np.float32)},
-    ],
-)
-def test_arrays_that_are_not_words_and_vectors_are_refused(tmp_path: Path, arrays: dict[str, np.ndarray]) -> None:
-    path = tmp_path / MOST_FREQUENT
-    np.savez(path, **arrays)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(DataError, match="download it again"):
-        read_vectors_npz(path)
+    ):
+        np.savez(path, **arrays)
+        with pytest.raises(DataError, match="download it again"):
+            read_vectors_npz(path)
     path.write_bytes(b"PK\x03\x04 cut")
     with pytest.raises(DataError, match="is damaged"):
         read_vectors_npz(path)
@@ -196,7 +183,7 @@ KNOWN = ("the", "oil", "price", "'s", ".")
 VOCABULARY = Vocabulary(known=KNOWN, vectors=np.arange(10, dtype=np.float32).reshape(5, 2), note="", tokens=4)
 
 
-def test_long_texts_are_truncated_and_short_ones_padded_at_the_end() -> None:
+def test_long_texts_are_truncated_and_short_ones_padded_at_the_end():
     texts = ["The oil price", "the oil . the oil", "", "the zyzzyva"]
     numbers = VOCABULARY.number(texts)
     assert numbers.dtype == np.int64
@@ -205,13 +192,13 @@ def test_long_texts_are_truncated_and_short_ones_padded_at_the_end() -> None:
         assert np.array_equal(VOCABULARY.number([text])[0], row), "by no other text"
 
 
-def test_padding_is_zero_unknown_is_the_mean_and_words_keep_their_vectors() -> None:
+def test_padding_is_zero_unknown_is_the_mean_and_words_keep_their_vectors():
     vectors = VOCABULARY.numbered_vectors
     assert vectors.dtype == np.float32
     assert vectors.tolist() == [[0, 0], [4, 5], [0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
 
 
-def test_errors_say_where_to_put_absent_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_say_where_to_put_absent_vectors(tmp_path, monkeypatch):
     monkeypatch.delenv("NOISETTE_DATA", raising=False)
     wanted = f"put {WHOLE} from https://nlp.stanford.edu/data/glove.6B.zip into {tmp_path / 'glove'}"
     with pytest.raises(DataError, match=re.escape(wanted)):

@@ -1,7 +1,5 @@
 """A rank that dies, hangs or refuses: the others stop in time, and the ledger counts all that was released."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
@@ -111,7 +109,6 @@ def go_on(run: PrivateRun, folder: Path) -> int:
 
 
 def resume(folder: Path) -> tuple[int, int]:
-    """Go on to the end; return the steps taken and lost."""
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with PrivateRun.resume(folder / "checkpoint", PerExampleClip(model, 0.5), optimizer, records()) as run:
@@ -123,13 +120,11 @@ TIMEOUT, PATIENCE = 6.0, 20.0  # seconds; the second is for ranks that come, on 
 
 
 def spent(folder: Path) -> int:
-    """The number of steps that the ledger counts, after a last line that was cut off is dropped."""
     Ledger.repair(folder / "ledger.jsonl")
     return sum(Ledger.read(folder / "ledger.jsonl").events.values())
 
 
 def released(folder: Path) -> int:
-    """The largest number of steps that a rank has released."""
     return max((len(path.read_bytes()) for path in folder.glob("released-*")), default=0)
 
 
@@ -141,7 +136,7 @@ def check_stopped(outcomes: list[Outcome], victim: int) -> None:
 
 
 STRUCK = [(place, victim) for victim in (0, 1) for place in PLACES]
-QUICK = {("after the commit", 0), ("after the parts are gathered", 0), ("in a microbatch", 1), ("in the noise", 0)}
+QUICK = {("after the commit", 0), ("after the parts are gathered", 0), ("in a microbatch", 1)}
 
 
 @pytest.mark.parametrize(
@@ -174,9 +169,7 @@ QUICK_SHARDS = {("before shards are gathered", die), ("before shards are summed"
     [pytest.param(*c, marks=() if c in QUICK_SHARDS else pytest.mark.slow) for c in STRUCK_SHARDS],
     ids=lambda value: getattr(value, "__name__", value),
 )
-def test_a_rank_of_a_sharded_model_is_waited_for_until_the_timeout(
-    place: str, strike: Callable[[], None], tmp_path: Path
-) -> None:
+def test_a_rank_of_a_sharded_model_is_waited_for_until_the_timeout(place, strike, tmp_path) -> None:
     """Their own process group waits for half an hour, longer than ``on_ranks``."""
     outcomes = on_ranks(2, train, tmp_path, place, 1, strike, TIMEOUT if strike is stop else PATIENCE, hanging=1)
     check_stopped(outcomes, 1)

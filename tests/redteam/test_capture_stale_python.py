@@ -3,8 +3,6 @@
 What it does not see (attributes deep inside of objects, or of classes) the comparisons with the step find.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -47,8 +45,6 @@ def scaled(scale: float, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 class Trainer:
-    """A loss as a method or as an object, and what it reads."""
-
     def __init__(self) -> None:
         self.beta, self.teacher = 1.0, nn.Sequential(nn.Dropout(0.0))
 
@@ -173,7 +169,6 @@ def test_a_change_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def outcome(clip: PerExampleClip, loss: Loss, x: Tensor, y: Tensor) -> Tensor | str:
-    """The gradient, or what the error says."""
     try:
         clip.accumulate(loss, x, y)
     except PrivacyError as error:

@@ -4,8 +4,6 @@ Each attack is a loop over a batch with and without one record. Either it is ref
 is within the sensitivity by which the noise of this very batch is scaled. Every attack has a harmless sister.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -71,7 +69,6 @@ def largest_ratio(bound: LipschitzBound, batch: Callable[[Tensor, Tensor], None]
 
 
 def holds(bound: LipschitzBound, batch: Callable[[Tensor, Tensor], None], shape: tuple[int, ...] = (6,)) -> bool:
-    """Whether an attack is refused, or stays within the bound."""
     try:
         ratio = largest_ratio(bound, batch, shape)
     except PrivacyError:
@@ -85,8 +82,6 @@ def test_the_ratio_comes_close_to_one_without_an_attack() -> None:
 
 
 class NormOfChannels(Stretching):
-    """The norm of each channel over all its positions."""
-
     def forward(self, x: Tensor) -> Tensor:
         return x.flatten(2).norm(dim=2)
 
@@ -95,8 +90,6 @@ class NormOfChannels(Stretching):
 
 
 class Windows(Stretching):
-    """The pixels of each window of 7 x 7 as channels."""
-
     def forward(self, x: Tensor) -> Tensor:
         return F.unfold(x, 7, padding=3).unflatten(-1, x.shape[-2:])
 
@@ -108,14 +101,11 @@ class Windows(Stretching):
 
 
 def windows(declared: int) -> LipschitzBound:
-    """A network whose bound grows with the number of windows that contain a pixel."""
     layers = (BoundedInput(2.0), Windows(), lipschitz.SpectralConv2d(49, 4, 1), NormOfChannels())
     return bound_of(nn.Sequential(*layers, SpectralLinear(4, 4)).double(), (1, declared, declared))
 
 
 class AsToken(nn.Module):
-    """Pads sequences to the length that it has now."""
-
     def __init__(self, length: int) -> None:
         super().__init__()
         self.length = length
@@ -180,7 +170,6 @@ class ByMode(Stretching):
 
 
 def lively() -> LipschitzBound:
-    """A network with everything that can be set: an input bound, a mode, a factor, a slope, a bias."""
     layers = (BoundedInput(2.0), SpectralLinear(6, 6), ByMode(), Scale(2.0), nn.LeakyReLU(3.0), SpectralLinear(6, 4))
     return bound_of(nn.Sequential(*layers).double())
 
@@ -209,7 +198,6 @@ every_change = pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 
 @contextmanager
 def for_a_while(bound: LipschitzBound, change: Callable[[Any], Any]) -> Iterator[None]:
-    """A change, and the settings from before it again."""
     model = bound.model
     assert isinstance(model, nn.Sequential)
     loss, layers, states = bound.loss, list(model), [dict(vars(layer)) for layer in model]

@@ -4,8 +4,6 @@ Each of them would let one record change the gradients of all others: by padding
 statistics of the batch or mixing.
 """
 
-from __future__ import annotations
-
 from collections import UserDict
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -57,10 +55,6 @@ POOLS: dict[str, Make] = {
 words = POOLS["mean"]
 
 
-def of_fields(model: nn.Module, fields: Any) -> Tensor:
-    return loss(model, fields["x"], fields["y"])
-
-
 def of_graph(model: nn.Module, nodes: Tensor, y: Tensor) -> Tensor:
     return nn.functional.cross_entropy(model(nodes).mean(1), y)
 
@@ -93,14 +87,12 @@ def released_sum(
                             patch.setattr(clip, "add", _out_of_memory)
                         run.accumulate(loss, *as_batch(part))
                     else:
-                        run.accumulate(of_fields, part)
+                        run.accumulate(lambda model, fields: loss(model, fields["x"], fields["y"]), part)
             run.optimizer.step()
     return torch.cat([p.grad.flatten() for p in clip.model.parameters()])
 
 
-def assert_alone(
-    found: Tensor, make: Make, rows: Sequence[tuple[Tensor, int]], *, loss: Callable[..., Tensor] = loss
-) -> None:
+def assert_alone(found, make, rows, *, loss=loss) -> None:
     """Check that this is the sum of the clipped gradients of inputs and labels, each differentiated alone."""
     each = [clipped_sum(make(), loss, (x[None], torch.tensor([y])), C).vector for x, y in rows]
     torch.testing.assert_close(found, torch.stack(each).sum(0), rtol=1e-6, atol=1e-7)
@@ -157,12 +149,7 @@ def transformed(records: Sequence[Any]) -> Table:
     return Table(records, normalised)
 
 
-def within(records: Sequence[Any]) -> Subset:
-    return Subset(transformed(records), range(len(records)))
-
-
-def as_it_is(x: Tensor) -> Tensor:
-    return x
+as_it_is: Callable[[Tensor], Tensor] = lambda x: x  # noqa: E731
 
 
 def by_its_size(x: Tensor) -> Tensor:
@@ -175,7 +162,7 @@ MIXING: dict[str, tuple[Any, Any, Callable[[Tensor], Tensor]]] = {
     "normalising": (list, normalising, by_its_size),
     "mixing": (list, mixing, as_it_is),
     "transform": (transformed, None, by_its_size),
-    "transform and subset": (within, None, by_its_size),
+    "transform and subset": (lambda records: Subset(transformed(records), range(len(records))), None, by_its_size),
 }
 
 

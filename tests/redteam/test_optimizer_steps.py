@@ -4,8 +4,6 @@ An optimizer may call the step of its base class, or that of another optimizer, 
 again. Noise is drawn once for a batch, and nothing but the released gradient reaches an optimizer.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any
@@ -32,8 +30,6 @@ class CallsTwoBases(Outer):
 
 
 class Centred(SGD):
-    """Writes each gradient, in a new tensor or in place, and then steps."""
-
     def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
             for p in group["params"]:
@@ -43,8 +39,6 @@ class Centred(SGD):
 
 
 class Lookahead(Optimizer):
-    """Steps an inner optimizer, and goes half of the way back after every second step."""
-
     def __init__(self, inner: Optimizer) -> None:
         super().__init__(inner.param_groups, {})
         self.inner, self.steps = inner, 0
@@ -61,8 +55,6 @@ class Lookahead(Optimizer):
 
 
 class PlainWrapper:
-    """Holds an optimizer and is none itself."""
-
     def __init__(self, inner: Optimizer) -> None:
         self.inner = inner
 
@@ -81,7 +73,6 @@ class FailsOnce(SGD):
 
 
 def trained(model: nn.Module, optimizer: Any, step: Callable[[], Any] | None = None, steps: int = 3) -> Tensor:
-    """The weights after a run, which draws noise once for each step."""
     drawn: list[int] = []
     whole = GaussianRelease.__call__
 
@@ -211,7 +202,6 @@ ENDS: dict[str, Callable[[PrivateRun], object]] = {
 
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
 def test_the_optimizer_is_plain_again(end: Callable[[PrivateRun], object]) -> None:
-    """Plain fine-tuning and another run on the same parameters follow."""
     model = small_model()
     optimizer = SGD(model.parameters(), lr=0.3)
     first = small_run(model, optimizer)
@@ -274,8 +264,6 @@ def test_a_disabled_grad_scaler_changes_nothing() -> None:
 
 
 class NoHooks(Optimizer):
-    """Looks like an optimizer and lets torch know nothing of its steps."""
-
     def __init__(self, inner: Optimizer) -> None:
         self.inner = inner
 

@@ -5,8 +5,6 @@ secret, and the state of its generator afterwards tells nothing of the batch. Tw
 differ by one record, with the same batches but for it and the same released values.
 """
 
-from __future__ import annotations
-
 import copy
 import random
 from collections.abc import Callable, Mapping
@@ -53,16 +51,12 @@ def _known_release(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run_of(model: nn.Module, records: int = SIZE, steps: int = STEPS, data: Any = None) -> noisette.PrivateRun:
-    """A run over all of so many records in each step."""
     clip, accountant = {"max_grad_norm": 1.0, "capture": "eager"}, noisette.RdpAccountant()
     declared = {"sampling_rate": 1.0, "expected_batch_size": 8, "steps": steps, "accountant": accountant}
     return start(model, (X[:records], Y[:records]) if data is None else data, clip=clip, **declared)
 
 
-def train(
-    model: nn.Module, *, records: int = SIZE, size: int = 4, between: Callable[[int], None] = lambda step: None
-) -> nn.Module:
-    """Train in microbatches of this size; ``between`` is called after each step."""
+def train(model, *, records=SIZE, size=4, between=lambda step: None) -> nn.Module:
     with run_of(model, records) as run:
         for step, batch in enumerate(run.batches()):
             for x, y in batch.microbatches(size):
@@ -82,8 +76,6 @@ def published(model: nn.Module) -> dict[str, Any]:
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """The names at which two models differ."""
-
     def same(a: Any, b: Any) -> bool:
         if isinstance(a, Tensor) and isinstance(b, Tensor):
             return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a.nan_to_num(9), b.nan_to_num(9))
@@ -97,7 +89,6 @@ OTHER_RUNS: list[dict[str, int]] = [{"records": SIZE - 1}, {"size": 2}, {"record
 
 
 def runs(make: Callable[[], nn.Module]) -> list[dict[str, Any]]:
-    """What is published with all records, and by the other runs."""
     found = []
     for change in ({}, *OTHER_RUNS):
         torch.manual_seed(3)
@@ -106,8 +97,6 @@ def runs(make: Callable[[], nn.Module]) -> list[dict[str, Any]]:
 
 
 class Writes(nn.Module):
-    """A linear layer that calls ``write(self, x)`` in each forward pass."""
-
     def __init__(self, write: Callable[[Any, Tensor], object] = lambda m, x: None) -> None:
         super().__init__()
         self.layer, self.frozen = nn.Linear(FEATURES, CLASSES), nn.Parameter(torch.ones(FEATURES), requires_grad=False)
@@ -123,7 +112,6 @@ class Writes(nn.Module):
 
 
 def remembers(module: Writes, x: Tensor) -> None:
-    """A record leaves a trace, by a branch on its values."""
     if (x > 20).any():
         module.seen.fill_(1)
         module.mean.add_(1.0)
@@ -161,7 +149,6 @@ WRITTEN: dict[str, Callable[[Any, Tensor], object]] = {
 
 
 def train_writing(run: noisette.PrivateRun, model: nn.Module, name: str) -> None:
-    """The microbatches of the next batch, with such a write between each two of them."""
     for x, y in next(run.batches()).microbatches(4):
         WRITTEN[name](model, x)
         run.accumulate(cross_entropy, x, y)
@@ -219,8 +206,6 @@ def test_a_run_that_is_closed_within_a_batch_leaves_nothing() -> None:
 
 
 class Renormalised(nn.Module):
-    """Looking a word up writes to the weight."""
-
     def __init__(self, *, trained: bool) -> None:
         super().__init__()
         self.words = nn.Embedding(50, 5, max_norm=0.5)
@@ -320,18 +305,6 @@ def test_harmless_models_are_not_refused(make: Callable[[], nn.Module]) -> None:
     assert all(not torch.equal(p, before[name]) for name, p in model.named_parameters() if p.requires_grad)
 
 
-class Draws(nn.Module):
-    """Calls ``draw(x)`` in each forward pass."""
-
-    def __init__(self, draw: Callable[[Tensor], object]) -> None:
-        super().__init__()
-        self.layer, self.draw = nn.Linear(FEATURES, CLASSES), draw
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.draw(x)
-        return self.layer(x)
-
-
 DRAWS: dict[str, Callable[[Tensor], object]] = {
     "dropout": lambda x: F.dropout(x),
     "numbers that depend on a record": lambda x: torch.rand(int(2 + x.abs().sum() % 3)),
@@ -341,7 +314,7 @@ DRAWS: dict[str, Callable[[Tensor], object]] = {
 
 def after_each_step(draw: Callable[[Tensor], object], **change: int) -> list[dict[str, Any]]:
     torch.manual_seed(5)
-    model, found = Draws(draw), list[dict[str, Any]]()
+    model, found = Writes(lambda m, x: draw(x)), list[dict[str, Any]]()
     train(model, between=lambda step: found.append({"torch": torch.get_rng_state()} | published(model)), **change)
     return found
 
@@ -401,8 +374,6 @@ def test_a_loop_that_seeds_each_microbatch_has_secret_masks_all_the_same() -> No
 
 
 class Seeding(Dataset[tuple[Tensor, Tensor]]):
-    """Seeds torch for each of its records."""
-
     def __len__(self) -> int:
         return SIZE
 
@@ -451,7 +422,6 @@ def test_secret_seeds_are_too_many_to_be_tried() -> None:
 
 
 def different_gradients(draw: Callable[[], Any]) -> int:
-    """How many records of a microbatch have another number than all others."""
     rows = torch.eye(SIZE, dtype=torch.float64)
     clip = noisette.PerExampleClip(nn.Linear(SIZE, 1, bias=False, dtype=torch.float64), 10.0)
     clip.accumulate(lambda model, x: model(x).sum() * (1 + draw()), rows)

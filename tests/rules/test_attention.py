@@ -1,7 +1,6 @@
 """The attention layer: its weights are used by linear layers alone, and what they give is exact."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,19 +10,11 @@ from torch import Tensor, nn
 
 from engine_check import check
 from forward_pass import recorded_losses
-from model_cases import Case, Forward
+from model_cases import Case, Forward, floats
 from noisette.clipping.engines import BookKeeping
 
 B, E = 3, 6
 CAUSAL = torch.ones(4, 4).triu(1).bool()
-
-LAYERS: dict[str, dict[str, Any]] = {
-    "packed": {},
-    "without bias": {"bias": False},
-    "batch second": {"batch_first": False},
-    "more rows": {"add_bias_kv": True, "add_zero_attn": True},
-    "widths of keys and values": {"kdim": 6, "vdim": 6},
-}
 
 
 def itself(m: Forward, x: Tensor) -> Tensor:
@@ -31,7 +22,6 @@ def itself(m: Forward, x: Tensor) -> Tensor:
 
 
 def memory(m: Forward, x: Tensor) -> Tensor:
-    """Another input whose keys are its values."""
     other = x.sin()
     return m.layer(x, other, other)[0]
 
@@ -46,19 +36,22 @@ def without_a_batch(m: Forward, x: Tensor) -> Tensor:
     return m.layer(x, x, x, key_padding_mask=torch.arange(len(x)) > 2)[0]
 
 
+LAYERS: list[tuple[Callable[..., Tensor], dict[str, Any]]] = [
+    (itself, {}),
+    (memory, {"bias": False}),
+    (itself, {"batch_first": False}),
+    (of_three, {"add_bias_kv": True, "add_zero_attn": True}),
+    (without_a_batch, {"kdim": 6, "vdim": 6}),
+]
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("forward", [itself, memory, of_three, without_a_batch])
-@pytest.mark.parametrize("settings", LAYERS.values(), ids=LAYERS)
+@pytest.mark.parametrize(("forward", "settings"), LAYERS)
 def test_each_weight_is_that_of_a_linear_layer(forward, settings: dict[str, Any]) -> None:
     def make() -> nn.Module:
         return Forward(forward, layer=nn.MultiheadAttention(E, 2, **{"batch_first": True} | settings))
 
-    second = not settings.get("batch_first", True) and forward is not without_a_batch
-    shape = (4, 1, E) if second else (1, 4, E)
-
-    def inputs(b: int) -> tuple[Tensor]:
-        return (torch.randn(b, *shape),)
-
+    inputs = floats(*((1, 4, E) if settings.get("batch_first", True) else (4, 1, E)))
     case = Case("", make, inputs, lambda model, x: torch.stack([model(one).square().sum() for one in x]))
     check(case, BookKeeping(), b=B, dtype=torch.float64)
     found = recorded_losses(make(), lambda model, x: model(x[0]).square().sum(), *inputs(B))

@@ -1,7 +1,5 @@
 """Convolutions against autograd: every plan by itself, on shapes whose per-axis settings all differ."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 
@@ -11,21 +9,15 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from noisette.core.forms import Examples, compact, find_rule
-from noisette.rules.conv import GRAM_PLANS, KernelGradients, explicit_plans, few_operations
-from rule_oracle import TOLERANCE, by_autograd, check_form, double
+from noisette.core.forms import Examples, compact
+from noisette.rules.conv import GRAM_PLANS, explicit_plans, few_operations
+from rule_oracle import TOLERANCE, by_autograd, check_form, double, rule_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 
 B = 3
 FORWARD = (torch.conv1d, torch.conv2d, torch.conv3d)
 TRANSPOSED = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
-
-
-def rule_of(operation: Callable[..., Tensor], operand: str = "weight") -> Callable[..., KernelGradients]:
-    found = find_rule(operation, operand)
-    assert found is not None
-    return found
 
 
 def check(operation: Callable[..., Tensor], x: Tensor, w: Tensor, examples: Examples, **numbers: object) -> None:
@@ -93,33 +85,16 @@ def transposed_convolutions(draw: st.DrawFn, axes: int):
     return TRANSPOSED[axes - 1], (channels, *size), (channels, outputs // groups, *kernel), numbers
 
 
-@st.composite
-def images_of_each(draw: st.DrawFn, axes: int) -> int:
-    """How many images each example has; volumes have one."""
-    return draw(st.integers(1, 2)) if axes < 3 else 1
-
-
-def check_drawn(case, images: int) -> None:
-    operation, image, weight, numbers = case
-    check(operation, double(B * images, *image), double(*weight), Examples(B), **numbers)
-
-
-either = [convolutions, transposed_convolutions]
-
-
-def run_lattice(kind: Callable[..., st.SearchStrategy], axes: int, cases: int) -> None:
-    @given(kind(axes), images_of_each(axes))
-    @settings(max_examples=cases, deadline=None, derandomize=True)
-    def run(case, images: int) -> None:
-        check_drawn(case, images)
-
-    run()
-
-
-@pytest.mark.parametrize("kind", either)
+@pytest.mark.parametrize("kind", [convolutions, transposed_convolutions])
 @pytest.mark.parametrize("axes", [1, 2, 3])
 def test_lattice(kind, axes: int) -> None:
-    run_lattice(kind, axes, 25)
+    @given(kind(axes), st.integers(1, 2 if axes < 3 else 1))
+    @settings(max_examples=25, deadline=None, derandomize=True)
+    def run(case, images: int) -> None:  # of each example; volumes have one
+        operation, image, weight, numbers = case
+        check(operation, double(B * images, *image), double(*weight), Examples(B), **numbers)
+
+    run()
 
 
 def test_arguments_of_transposed_convolutions_in_their_own_order() -> None:

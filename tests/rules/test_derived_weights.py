@@ -1,7 +1,5 @@
 """Gradients of a parameter from those of its views and of sums with it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Random stacks of layers, with random sizes, biases and frozen parameters, against the oracle."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -22,19 +20,7 @@ Draw = Callable[[st.SearchStrategy], Any]
 Layer = Callable[[Draw, Shape], tuple[nn.Module, Shape]]  # the layer, and what it makes of that shape
 
 
-class Positions(nn.Module):
-    """A raw parameter that is added to each example, or multiplied with it."""
-
-    def __init__(self, shape: Shape, multiplied: bool) -> None:
-        super().__init__()
-        self.positions, self.multiplied = nn.Parameter(torch.rand(shape) + 0.5), multiplied
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.positions if self.multiplied else x + self.positions
-
-
 def time_first(layer: nn.Module) -> nn.Module:
-    """The layer gets (time, example, feature)."""
     return Forward(lambda m, x: m.layer(x.transpose(0, 1)).transpose(0, 1), layer=layer)
 
 
@@ -51,26 +37,10 @@ def residual(draw: Draw, shape: Shape) -> tuple[nn.Module, Shape]:
     return Forward(lambda m, x: x + m.layer(x).tanh(), layer=nn.Linear(shape[-1], shape[-1], bias=draw(flags))), shape
 
 
-def layer_norm(draw: Draw, shape: Shape) -> tuple[nn.Module, Shape]:
-    axes = shape[-draw(st.integers(1, len(shape))) :]
-    return nn.LayerNorm(axes, bias=draw(flags)), shape
-
-
-def rms_norm(draw: Draw, shape: Shape) -> tuple[nn.Module, Shape]:
-    return nn.RMSNorm(shape[-1]), shape
-
-
-def activation(draw: Draw, shape: Shape) -> tuple[nn.Module, Shape]:
-    return draw(st.sampled_from([nn.Tanh, nn.GELU, nn.SiLU, nn.ReLU]))(), shape
-
-
-def leaky(draw: Draw, shape: Shape) -> tuple[nn.Module, Shape]:
-    return nn.PReLU(shape[0] if draw(flags) else 1), shape
-
-
 def positions(draw: Draw, shape: Shape) -> tuple[nn.Module, Shape]:
-    own = [n if draw(flags) else 1 for n in shape]
-    return Positions(tuple(own), draw(flags)), shape
+    """A raw parameter that is added to each example, or multiplied with it."""
+    own = nn.Parameter(torch.rand([n if draw(flags) else 1 for n in shape]) + 0.5)
+    return Forward((lambda m, x: x * m.p) if draw(flags) else (lambda m, x: x + m.p), p=own), shape
 
 
 def recurrent(draw: Draw, shape: Shape) -> tuple[nn.Module, Shape]:
@@ -103,16 +73,11 @@ def conv1d(draw: Draw, shape: Shape) -> tuple[nn.Module, Shape]:
 def conv2d(draw: Draw, shape: Shape) -> tuple[nn.Module, Shape]:
     channels, height, width = shape
     groups = draw(st.sampled_from([1, channels]))
-    layer = nn.Conv2d(
-        channels,
-        channels * draw(st.integers(1, 2)) if groups > 1 else draw(sizes),
-        (draw(st.integers(1, min(3, height))), draw(st.integers(1, min(3, width)))),
-        stride=(draw(st.integers(1, 2)), draw(st.integers(1, 2))),
-        padding=(draw(st.integers(0, 1)), draw(st.integers(0, 1))),
-        groups=groups,
-        bias=draw(flags),
-        padding_mode=draw(st.sampled_from(["zeros", "replicate"])),
-    )
+    outputs = channels * draw(st.integers(1, 2)) if groups > 1 else draw(sizes)
+    kernel = draw(st.integers(1, min(3, height))), draw(st.integers(1, min(3, width)))
+    stride, padding = ((draw(st.integers(low, low + 1)), draw(st.integers(low, low + 1))) for low in (1, 0))
+    options = {"groups": groups, "bias": draw(flags), "padding_mode": draw(st.sampled_from(["zeros", "replicate"]))}
+    layer = nn.Conv2d(channels, outputs, kernel, stride, padding, **options)
     return layer, tuple(layer(torch.zeros(1, *shape)).shape[1:])
 
 
@@ -131,26 +96,32 @@ def pooling(draw: Draw, shape: Shape) -> tuple[nn.Module, Shape]:
     return nn.AvgPool2d(2) if draw(flags) else nn.MaxPool2d(2), (shape[0], shape[1] // 2, shape[2] // 2)
 
 
-def flattened(draw: Draw, shape: Shape) -> tuple[nn.Module, Shape]:
-    return nn.Flatten(), (torch.Size(shape).numel(),)
-
-
-def as_sequence(draw: Draw, shape: Shape) -> tuple[nn.Module, Shape]:
-    return Forward(lambda m, x: x.flatten(2).mT), (shape[1] * shape[2], shape[0])
-
-
-def pooled(draw: Draw, shape: Shape) -> tuple[nn.Module, Shape]:
-    return Forward(lambda m, x: x.mean(1)), shape[1:]
-
-
-SAME_SHAPE = [positions, activation, leaky]
-OF_FEATURES = [*SAME_SHAPE, linear, residual, layer_norm, rms_norm]
+SAME_SHAPE: dict[str, Layer] = {
+    "positions": positions,
+    "activation": lambda draw, shape: (draw(st.sampled_from([nn.Tanh, nn.GELU, nn.SiLU, nn.ReLU]))(), shape),
+    "leaky": lambda draw, shape: (nn.PReLU(shape[0] if draw(flags) else 1), shape),
+}
+OF_FEATURES = SAME_SHAPE | {
+    **{"linear": linear, "residual": residual, "rms_norm": lambda draw, shape: (nn.RMSNorm(shape[-1]), shape)},
+    "layer_norm": lambda draw, s: (nn.LayerNorm(s[-draw(st.integers(1, len(s))) :], bias=draw(flags)), s),
+}
+FLATTENED: dict[str, Layer] = {"flattened": lambda draw, shape: (nn.Flatten(), (torch.Size(shape).numel(),))}
 # No InstanceNorm2d: PyTorch's own backward pass of it is wrong on the processor where a gradient arrives with its
 # channels last in memory. GroupNorm with a group for each channel computes the same.
-LAYERS = {
+LAYERS: dict[int, dict[str, Layer]] = {
     1: OF_FEATURES,
-    2: [*OF_FEATURES, recurrent, attention, encoder, conv1d, flattened, pooled],
-    3: [*SAME_SHAPE, conv2d, transposed_conv2d, group_norm, pooling, flattened, as_sequence],
+    2: OF_FEATURES
+    | FLATTENED
+    | {
+        **{"recurrent": recurrent, "attention": attention, "encoder": encoder, "conv1d": conv1d},
+        "pooled": lambda draw, shape: (Forward(lambda m, x: x.mean(1)), shape[1:]),
+    },
+    3: SAME_SHAPE
+    | FLATTENED
+    | {
+        **{"conv2d": conv2d, "transposed_conv2d": transposed_conv2d, "group_norm": group_norm, "pooling": pooling},
+        "as_sequence": lambda draw, shape: (Forward(lambda m, x: x.flatten(2).mT), (shape[1] * shape[2], shape[0])),
+    },
 }
 
 
@@ -166,7 +137,7 @@ class Drawn:
 
 
 @st.composite
-def stacks(draw: Draw, some: Layer) -> Drawn:
+def stacks(draw: Draw, some: str) -> Drawn:
     """A model with this layer in it, an example of its inputs, and a number of examples."""
     torch.manual_seed(draw(st.integers(0, 1000)))
     axes = draw(st.sampled_from([n for n, layers in LAYERS.items() if some in layers]))
@@ -178,12 +149,9 @@ def stacks(draw: Draw, some: Layer) -> Drawn:
     else:
         example = torch.randn(shape)
     before, after = draw(st.integers(0, 1)), draw(st.integers(0, 3))
-    chosen = [draw(st.sampled_from(SAME_SHAPE)) for _ in range(before)] + [some]
-    for layer in chosen:
-        drawn, shape = layer(draw, shape)
-        layers.append(drawn)
-    for _ in range(after):
-        drawn, shape = draw(st.sampled_from(LAYERS[len(shape)]))(draw, shape)
+    chosen = [draw(st.sampled_from(list(SAME_SHAPE))) for _ in range(before)] + [some]
+    for name in chosen + [None] * after:
+        drawn, shape = LAYERS[len(shape)][name or draw(st.sampled_from(list(LAYERS[len(shape)])))](draw, shape)
         layers.append(drawn)
     model = nn.Sequential(*layers)
     for p in model.parameters():
@@ -192,24 +160,18 @@ def stacks(draw: Draw, some: Layer) -> Drawn:
     return Drawn(model, example, draw(st.sampled_from([2, 1, 3, 5])))
 
 
-def check_drawn(drawn: Drawn) -> None:
+EVERY_LAYER = list(dict.fromkeys(name for layers in LAYERS.values() for name in layers))
+
+
+@pytest.mark.parametrize("layer", EVERY_LAYER)
+@settings(max_examples=3, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_drawn_stacks_are_exact(layer: str, data: st.DataObject) -> None:
+    drawn = data.draw(stacks(layer))
     note(repr(drawn))
     shape = (drawn.b, *drawn.inputs.shape)
     x = torch.randn(shape) if drawn.inputs.is_floating_point() else torch.randint(0, 7, shape)
     # A normalization may cancel the gradient of what precedes it; a gradient of rounding errors alone has no reference.
     assume(float(clipped_sum(drawn.model, squares, (x,), 1.0).norms.min()) > 1e-6)
-    for engine in (BookKeeping(), ReweightGP()):
-        check(Case("drawn", lambda: drawn.model, lambda b: (x,), squares), engine, b=drawn.b, dtype=torch.float64)
-
-
-QUIET = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
-
-
-EVERY_LAYER = list(dict.fromkeys(layer for layers in LAYERS.values() for layer in layers))
-
-
-@pytest.mark.parametrize("layer", EVERY_LAYER, ids=lambda layer: layer.__name__)
-@settings(max_examples=3, deadline=None, derandomize=True, suppress_health_check=QUIET)
-@given(st.data())
-def test_drawn_stacks_are_exact(layer: Layer, data: st.DataObject) -> None:
-    check_drawn(data.draw(stacks(layer)))
+    case = Case("drawn", lambda: drawn.model, lambda b: (x,), squares)
+    check(case, BookKeeping(), ReweightGP(), b=drawn.b, dtype=torch.float64)

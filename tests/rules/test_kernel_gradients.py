@@ -1,12 +1,11 @@
 """The plans of a kernel's gradients: all have the same result, few are candidates, and the fastest one is measured."""
 
-from __future__ import annotations
-
 import gc
 import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
@@ -15,10 +14,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from noisette import PerExampleClip
 from noisette.core import forms
-from noisette.core.forms import Dense, Examples, compact, find_rule
+from noisette.core.forms import Dense, Examples, compact
 from noisette.rules import conv as kernels
 from noisette.rules.conv import EXPLICIT_PLANS, GRAM_PLANS, KernelGradients, fastest, few_operations
-from rule_oracle import TOLERANCE, double
+from rule_oracle import TOLERANCE, by_autograd, double, rule_of
 
 CPU = torch.device("cpu")
 
@@ -28,14 +27,7 @@ def _no_winners(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "_WINNERS", {})
 
 
-def rule_of(operation: Callable[..., Tensor]) -> Callable[..., KernelGradients]:
-    found = find_rule(operation, "weight")
-    assert found is not None
-    return found
-
-
 def plain_form(b: int) -> KernelGradients:
-    """Two groups, and few enough positions for Gram matrices."""
     x, w = double(b, 4, 4, 3), double(6, 2, 3, 2)
     numbers = {"stride": (2, 1), "padding": (1, 0), "groups": 2}
     return rule_of(torch.conv2d)(Examples(b), torch.randn_like(torch.conv2d(x, w, **numbers)), x, w, None, **numbers)
@@ -174,16 +166,12 @@ CASES = {
 }
 
 
-def gradients(case: Case, x: Tensor, weight: Tensor, dy: Tensor) -> KernelGradients:
-    return rule_of(case.operation)(Examples(len(x)), dy, x, weight, None, **case.settings)
-
-
 def norms_and_sum(case: Case) -> Callable[..., tuple[Tensor, Tensor]]:
     """As the engine computes them: the norms of a form that may be written out, and a weighted sum."""
 
     def run(x: Tensor, weight: Tensor, dy: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
-            form = compact(gradients(case, x, weight, dy))
+            form = compact(rule_of(case.operation)(Examples(len(x)), dy, x, weight, None, **case.settings))
             return form.squared_norms(), form.weighted_sum(factors)
 
     return run
@@ -193,13 +181,6 @@ def inputs(case: Case, b: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     x, weight = torch.randn(b, *case.image).double(), torch.randn(case.weight).double()
     dy = torch.randn_like(case.operation(x, weight, None, **case.settings))
     return x, weight, dy, torch.linspace(0, 1, b).double()
-
-
-def alone(case: Case, x: Tensor, weight: Tensor, dy: Tensor) -> Tensor:
-    """The gradients of one example after another by autograd, (b, *weight)."""
-    weight = weight.clone().requires_grad_()
-    each = (case.operation(one[None], weight, None, **case.settings) for one in x)
-    return torch.stack([torch.autograd.grad(y, weight, one[None])[0] for y, one in zip(each, dy, strict=True)])
 
 
 @pytest.mark.parametrize("place", [0, 2, 4])
@@ -212,10 +193,11 @@ def test_every_plan_has_as_many_operations_for_twice_the_batch(name: str, place:
         with few_operations():
             traced = make_fx(norms_and_sum(case))(*tensors)
         nodes.append(len(traced.graph.nodes))
-        each = alone(case, *tensors[:3])
+        x, weight, dy, factors = tensors
+        each = by_autograd(partial(lambda x, w: case.operation(x, w, None, **case.settings), x), weight, dy, b)
         found_norms, found_sum = traced(*tensors)
         torch.testing.assert_close(found_norms, each.flatten(1).square().sum(1), rtol=1e-10, atol=1e-12)
-        torch.testing.assert_close(found_sum, torch.einsum("b,b...->...", tensors[3], each), rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(found_sum, torch.einsum("b,b...->...", factors, each), rtol=1e-10, atol=1e-10)
     assert nodes[0] == nodes[1]
     assert nodes[0] < 200
 

@@ -1,7 +1,5 @@
 """Linear layers, products and sums of tensors against autograd, and factors in bfloat16 against double precision."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -111,13 +109,10 @@ def test_factor(equation: str, shapes: list[tuple[int, ...]], place: int, form: 
     assert type(found) is form
 
 
-def test_diagonal_of_a_weight_is_refused() -> None:
+@pytest.mark.parametrize("shape", [(B, 3), (1, 3)])
+def test_a_weight_that_holds_the_examples_and_a_diagonal_of_one_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="takes a diagonal of a weight"):
         factor_gradients(Examples(B), double(B), "bi,ii->b", [double(B, 3), double(3, 3)], 1)
-
-
-@pytest.mark.parametrize("shape", [(B, 3), (1, 3)])
-def test_a_weight_that_holds_the_examples_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=f"a weight holds the {B} examples"):
         factor_gradients(Examples(B), double(B, 3), "bi,bi->bi", [double(B, 3), double(*shape)], 1)
 
@@ -155,22 +150,11 @@ def test_positions_that_cancel_leave_nothing_behind() -> None:
     torch.testing.assert_close(found.item(), 2.0**-20 / 3, rtol=0.1, atol=0)
 
 
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)])
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = torch.tanh(layer(x))
-        return x
-
-
 @pytest.mark.parametrize("engine", [BookKeeping(), ReweightGP()], ids=lambda e: type(e).__name__)
 def test_a_pass_in_bfloat16_keeps_its_factors(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sum is that of the same factors in single precision."""
     torch.manual_seed(0)
-    model, x, sums = Model(), torch.randn(7, 5, 6), []
+    layers = [layer for sizes in ((6, 8), (8, 8), (8, 3)) for layer in (nn.Linear(*sizes), nn.Tanh())]
+    model, x, sums = nn.Sequential(*layers), torch.randn(7, 5, 6), []
     made: list[BrainOuter] = []
     norms = BrainOuter.squared_norms
 
@@ -187,7 +171,6 @@ def test_a_pass_in_bfloat16_keeps_its_factors(engine: Engine, monkeypatch: pytes
             with torch.autocast("cpu", torch.bfloat16):
                 clip.accumulate(lambda model, x: model(x).float().square().sum(), x)
             sums.append(torch.cat([g.flatten() for g in clip.pop_sums()[0].grads]))
-            clip.close()
         assert bool(made) == keeps
         made.clear()
     assert float((sums[0] - sums[1]).norm()) <= 1e-6 * float(sums[1].norm())

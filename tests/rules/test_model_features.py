@@ -1,7 +1,5 @@
 """Features of PyTorch modules: each is exact, or refused with an alternative."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -13,20 +11,19 @@ from torch.nn.utils import parametrizations, parametrize, prune
 from torch.utils.checkpoint import checkpoint
 
 from engine_check import check, measured
-from model_cases import Case, Forward, Inputs, cnn, cross_entropy, floats, ids, labelled, mlp, parameter, squares
+from model_cases import Case, Forward, Inputs, cnn, cross_entropy, floats, ids, labelled, mlp, of, parameter, squares
 from noisette import PerExampleClip, PrivacyError
 from noisette.clipping.engines import BookKeeping, PerExampleLoop, ReweightGP
 from noisette.core.clip import Engine
 from noisette.core.release import ROUNDING
 from oracle import clipped_sum
 
+CAUSAL = torch.ones(4, 4).triu(1).bool()
 WITH_RULES = [BookKeeping(), ReweightGP()]
 every_engine = pytest.mark.parametrize("engine", [*WITH_RULES, PerExampleLoop()], ids=lambda e: type(e).__name__)
 
 
 def frozen(*kinds: type[nn.Module] | str) -> Callable[[], nn.Module]:
-    """The small convolutional net with layers of these types, or parameters of these names, frozen."""
-
     def make() -> nn.Module:
         model = cnn()
         for module in model.modules():
@@ -40,13 +37,8 @@ def frozen(*kinds: type[nn.Module] | str) -> Callable[[], nn.Module]:
 
 
 def shared_across() -> nn.Module:
-    """Three modules of different kinds hold one parameter."""
-    model = Forward(
-        lambda m, x: F.linear(m.second(torch.tanh(m.first(m.words(x)))), m.first.weight.t()),
-        words=nn.Embedding(6, 6),
-        first=nn.Linear(6, 6),
-        second=nn.Linear(6, 6, bias=False),
-    )
+    parts = {"words": nn.Embedding(6, 6), "first": nn.Linear(6, 6), "second": nn.Linear(6, 6, bias=False)}
+    model = Forward(lambda m, x: F.linear(m.second(torch.tanh(m.first(m.words(x)))), m.first.weight.t()), **parts)
     model.second.weight = model.first.weight
     model.words.weight = model.first.weight
     return model
@@ -67,7 +59,7 @@ def lists() -> nn.Module:
 
 
 def class_token(m: Forward, x: Tensor) -> Tensor:
-    x = torch.cat([m.token.expand(x.shape[0], -1, -1), m.embed(x), m.last.expand(x.shape[0], 1, 6)], dim=1)
+    x = torch.cat([m.token.expand(x.shape[0], -1, -1), x @ m.embed, m.last.expand(x.shape[0], 1, 6)], dim=1)
     return torch.tanh(x + m.positions).mean(1)
 
 
@@ -103,8 +95,6 @@ def in_place(m: Forward, x: Tensor) -> Tensor:
 
 
 class Low(nn.Module):
-    """A low-rank product of two factors added to a frozen weight."""
-
     def __init__(self) -> None:
         super().__init__()
         self.a, self.b = parameter(2, 6), parameter(4, 2)
@@ -134,20 +124,13 @@ def spectral() -> nn.Module:
     return parametrizations.spectral_norm(nn.Linear(6, 4)).eval()
 
 
-def standardised() -> nn.Module:
-    def forward(m: Forward, x: Tensor) -> Tensor:
-        spread, mean = torch.var_mean(m.w, dim=(1, 2), keepdim=True)
-        return F.conv1d(x, (m.w - mean) / (spread + 1e-5).sqrt() * m.gain)
-
-    return Forward(forward, w=parameter(4, 3, 3), gain=parameter(4, 1, 1))
-
-
-def bags(**settings) -> nn.Module:
-    return nn.EmbeddingBag(11, 5, **settings)
+def standardised(m: Forward, x: Tensor) -> Tensor:
+    spread, mean = torch.var_mean(m.w, dim=(1, 2), keepdim=True)
+    return F.conv1d(x, (m.w - mean) / (spread + 1e-5).sqrt() * m.gain)
 
 
 def written_into_data(m: Forward, x: Tensor) -> Tensor:
-    x = m.layer(x)
+    x = F.linear(x, m.w)
     x[:, 0] = m.p
     return x * x
 
@@ -157,8 +140,6 @@ def in_heads(x: Tensor, n: int = 2) -> Tensor:
 
 
 def across(layer: nn.Module) -> nn.Module:
-    """Attention from one sequence to another, both from the input, with padding and a mask."""
-
     def forward(m: Forward, x: Tensor, padding: Tensor) -> Tensor:
         query, memory = x[:, :3], torch.tanh(x[:, 3:])
         return m.layer(query, memory, memory, key_padding_mask=padding, attn_mask=m.mask)[0]
@@ -170,34 +151,23 @@ def padded(length: int, *shape: int) -> Callable[[int], Inputs]:
     return lambda b: (torch.randn(b, *shape), torch.arange(length) >= torch.randint(1, length + 1, (b, 1)))
 
 
-def causal(length: int) -> Tensor:
-    return torch.ones(length, length).triu(1).bool()
-
-
 def parameters_of_a_layer(m: Forward, x: Tensor) -> Tensor:
-    """Learned queries, and a learned memory whose attention weights are returned."""
     latents, memory = (p.expand(len(x), -1, -1) for p in (m.latents, m.memory))
     output, weights = m.layer(m.layer(latents, x, x, need_weights=False)[0], memory, memory)
     return torch.cat([output, weights], -1)
 
 
 def learned_keys_and_values(m: Forward, x: Tensor) -> Tensor:
-    """A learned memory shared by all examples: one for each head, then one for all heads."""
-    read = F.scaled_dot_product_attention(in_heads(m.queries(x)), m.keys, m.values)
-    return F.scaled_dot_product_attention(read, m.keys[0], m.values[1])
+    read = F.scaled_dot_product_attention(in_heads(F.linear(x, m.w)), m.k, m.v)
+    return F.scaled_dot_product_attention(read, m.k[0], m.v[1])
 
 
 def learned_bias(m: Forward, x: Tensor) -> Tensor:
-    """A bias of each head by relative position, from a table, and one mask for all heads."""
-    table = m.table(m.distance).permute(2, 0, 1)
-    q, k, v = (in_heads(part) for part in m.packed(x).chunk(3, -1))
+    place = torch.arange(4)
+    table = F.embedding((place[:, None] - place).clamp(-2, 2) + 2, m.table).permute(2, 0, 1)
+    q, k, v = (in_heads(part) for part in F.linear(x, m.packed).chunk(3, -1))
     biased = F.scaled_dot_product_attention(q, k, v, attn_mask=table)
-    return F.scaled_dot_product_attention(biased, k, v, attn_mask=m.mask.masked_fill(m.hidden, -torch.inf))
-
-
-def distances(length: int) -> Tensor:
-    place = torch.arange(length)
-    return (place[:, None] - place).clamp(-2, 2) + 2
+    return F.scaled_dot_product_attention(biased, k, v, attn_mask=m.mask.masked_fill(CAUSAL, -torch.inf))
 
 
 def mha(**settings: object) -> nn.Module:
@@ -209,6 +179,7 @@ def depthwise() -> nn.Module:
     return nn.Sequential(convolution, nn.Tanh(), nn.ConvTranspose2d(6, 6, (2, 1), groups=6, bias=False))
 
 
+LEFT = {"left": (3, 5), "right": (1, 4, 4), "bias": (4,), "cube": (3, 4, 2), "rows": (2, 4)}
 CASES = [
     Case("biases alone", frozen("weight"), labelled(3, 9, 6), cross_entropy),
     Case("norms alone", frozen(nn.Conv2d, nn.Linear), labelled(3, 9, 6), cross_entropy),
@@ -220,53 +191,15 @@ CASES = [
         lambda b: (torch.randn(b, 3, 9, 6).to(memory_format=torch.channels_last), torch.arange(b) % 4),
         cross_entropy,
     ),
-    Case(
-        "class token",
-        lambda: Forward(
-            class_token,
-            token=parameter(1, 1, 6),
-            last=parameter(6),
-            positions=parameter(1, 7, 6),
-            embed=nn.Linear(4, 6),
-        ),
-        floats(5, 4),
-    ),
-    Case("bilinear", lambda: nn.Bilinear(3, 5, 4), lambda b: (torch.randn(b, 3), torch.randn(b, 5))),
-    Case(
-        "heads by einsum",
-        lambda: Forward(
-            heads,
-            q=parameter(2, 4, 3),
-            k=parameter(2, 4, 3),
-            each=parameter(2, 3, 3),
-            o=parameter(2, 3, 4),
-            gain=parameter(4),
-        ),
-        floats(5, 4),
-    ),
-    Case(
-        "weights on the left",
-        lambda: Forward(
-            left_products,
-            left=parameter(3, 5),
-            right=parameter(1, 4, 4),
-            bias=parameter(4),
-            cube=parameter(3, 4, 2),
-            rows=parameter(2, 4),
-        ),
-        floats(5, 4),
-    ),
-    Case("slope of each channel", lambda: nn.Sequential(nn.Conv1d(3, 4, 3), nn.PReLU(4)), floats(3, 8)),
+    Case("class token", of(class_token, token=(1, 1, 6), last=(6,), positions=(1, 7, 6), embed=(4, 6)), floats(5, 4)),
+    Case("heads by einsum", of(heads, q=(2, 4, 3), k=(2, 4, 3), each=(2, 3, 3), o=(2, 3, 4), gain=(4,)), floats(5, 4)),
+    Case("weights on the left", of(left_products, **LEFT), floats(5, 4)),
     Case("scalars to learn", lambda: Forward(temperatures, t=nn.Parameter(torch.tensor(0.7))), floats(3, 4)),
-    Case("in place", lambda: Forward(in_place, w=parameter(4, 6), scale=parameter(4), shift=parameter(4)), floats(6)),
-    Case(
-        "sparse embedding",
-        lambda: Forward(lambda m, x: m.t(x), t=nn.Embedding(11, 5, sparse=True, padding_idx=2)),
-        ids(6),
-    ),
-    Case("bags by sum", lambda: bags(mode="sum", sparse=True), ids(6)),
-    Case("bags by mean", lambda: bags(mode="mean", padding_idx=3), ids(6)),
-    Case("bags that scale by frequency", lambda: bags(mode="sum", scale_grad_by_freq=True), ids(6)),
+    Case("in place", of(in_place, w=(4, 6), scale=(4,), shift=(4,)), floats(6)),
+    Case("sparse embedding", lambda: nn.Embedding(11, 5, sparse=True, padding_idx=2), ids(6)),
+    Case("bags by sum", lambda: nn.EmbeddingBag(11, 5, mode="sum", sparse=True), ids(6)),
+    Case("bags by mean", lambda: nn.EmbeddingBag(11, 5, mode="mean", padding_idx=3), ids(6)),
+    Case("bags by frequency", lambda: nn.EmbeddingBag(11, 5, mode="sum", scale_grad_by_freq=True), ids(6)),
     Case(
         "weighted bags",
         lambda: Forward(
@@ -282,38 +215,16 @@ CASES = [
     Case("low rank on a frozen weight", lambda: parametrized(nn.Linear(6, 4), Low()), floats(6)),
     Case("weight norm", lambda: parametrizations.weight_norm(nn.Conv1d(3, 4, 3), dim=1), floats(3, 6)),
     Case("spectral norm", spectral, floats(6)),
-    Case("standardised convolution", standardised, floats(3, 6)),
-    Case(
-        "parameter written into data",
-        lambda: Forward(written_into_data, layer=nn.Linear(6, 4), p=parameter(1)),
-        floats(6),
-    ),
+    Case("standardised convolution", of(standardised, w=(4, 3, 3), gain=(4, 1, 1)), floats(3, 6)),
+    Case("parameter written into data", of(written_into_data, w=(4, 6), p=(1,)), floats(6)),
     Case("attention across, masked and padded", lambda: across(mha()), padded(4, 7, 6)),
-    Case("rows of bias and zeros", lambda: across(mha(add_bias_kv=True, add_zero_attn=True)), padded(4, 7, 6)),
     Case(
         "parameters of a layer",
         lambda: Forward(parameters_of_a_layer, layer=mha(), latents=parameter(1, 3, 6), memory=parameter(1, 3, 6)),
         floats(4, 6),
     ),
-    Case(
-        "learned keys and values",
-        lambda: Forward(
-            learned_keys_and_values, queries=nn.Linear(6, 6), keys=parameter(2, 5, 3), values=parameter(2, 5, 3)
-        ),
-        floats(4, 6),
-    ),
-    Case(
-        "learned bias of positions",
-        lambda: Forward(
-            learned_bias,
-            packed=nn.Linear(6, 18),
-            table=nn.Embedding(5, 2),
-            distance=distances(4),
-            mask=parameter(4, 4),
-            hidden=causal(4),
-        ),
-        floats(4, 6),
-    ),
+    Case("learned keys and values", of(learned_keys_and_values, w=(6, 6), k=(2, 5, 3), v=(2, 5, 3)), floats(4, 6)),
+    Case("learned bias of positions", of(learned_bias, packed=(18, 6), table=(5, 2), mask=(4, 4)), floats(4, 6)),
     Case("depthwise", depthwise, floats(3, 5, 4)),
 ]
 
@@ -362,7 +273,6 @@ def clipped_on_one_graph(model: nn.Module, losses: Tensor, bound: float) -> Tens
 
 
 def of_random_depth(m: Forward, x: Tensor) -> Tensor:
-    """Each block is skipped at random, by each example."""
     for block in m.blocks:
         x = x + block(x).tanh() * (torch.rand(len(x), 1) > 0.4).to(x.dtype)
     return x
@@ -402,9 +312,6 @@ def test_one_example_under_random_draws_stays_within_the_bound(make: Callable[[]
         assert 0 < float(torch.cat([g.flatten() for g in sums.values()]).norm()) <= 0.01 * (1 + ROUNDING)
 
 
-# Activations that are computed again
-
-
 def checkpointed(reentrant: bool, *, input_needs_gradient: bool = False) -> nn.Module:
     def forward(m: Forward, x: Tensor) -> Tensor:
         x = m.before(x) if not input_needs_gradient else x.requires_grad_()
@@ -424,9 +331,6 @@ def test_reentrant_checkpoints_run_once_and_are_exact(engine: Engine, input_need
     truth = clipped_sum(other, squares, (x,), 0.5)
     for name, g in measured(model, squares, (x,), 0.5, engine)[1].items():
         torch.testing.assert_close(g, truth.sums[name], rtol=1e-10, atol=1e-12)
-
-
-# Compiled models
 
 
 @pytest.fixture

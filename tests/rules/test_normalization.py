@@ -1,7 +1,5 @@
 """Scale and shift of layer, RMS, group, instance and evaluating batch norm against autograd."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -11,10 +9,10 @@ import torch.nn.functional as F
 from test_traced_recurrent_layers import check
 from torch import Tensor, nn
 
-from noisette.core.forms import Examples, find_rule
+from noisette.core.forms import Examples
 from noisette.rules import normalization
 from noisette.rules.conv import few_operations
-from rule_oracle import by_autograd, check_form, double
+from rule_oracle import by_autograd, check_form, double, rule_of
 
 B = 4
 
@@ -50,9 +48,7 @@ def test_gradients_are_those_of_autograd(operation, shape, own, before, after) -
         def by(value: Tensor, k: int = k) -> Tensor:
             return operation(x, *before, *[value if j == k else p for j, p in enumerate(affine)], *after)
 
-        rule = find_rule(operation, operand)
-        assert rule is not None
-        form = rule(Examples(B), dy, x, *before, *affine, *after)
+        form = rule_of(operation, operand)(Examples(B), dy, x, *before, *affine, *after)
         check_form(form, by_autograd(by, affine[k], dy, B))
 
 
@@ -63,10 +59,8 @@ def test_statistics_of_private_data_are_refused(operand: str) -> None:
         (F.batch_norm, (None, None, w, bias, True), "mix examples"),
         (F.instance_norm, (*statistics(), w, bias), "running statistics"),
     ):
-        rule = find_rule(operation, operand)
-        assert rule is not None
         with pytest.raises(ValueError, match=message):
-            rule(Examples(B), x, x, *given)
+            rule_of(operation, operand)(Examples(B), x, x, *given)
 
 
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {

@@ -1,7 +1,5 @@
 """Operations that leave ``vmap``: equal to single examples, and no value of one example reaches another."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,44 +23,25 @@ Call = Callable[..., Any]  # (weights, *inputs of one example) -> the output, a 
 
 @dataclass(frozen=True)
 class Form:
-    """One way to call an operation.
-
-    Args:
-        name: unique.
-        operation: the one that is called.
-        call: the call, given the weights and the inputs of one example, which have no axis of length 1 in front.
-        weights: shapes of the trainable weights.
-        inputs: a shape of one example's input each, or a function of the number of examples that makes it.
-        leaves: whether the operation leaves ``vmap`` in this form.
-        frozen: numbers of the weights that do not train.
-    """
-
     name: str
     operation: Operation
-    call: Call
-    weights: tuple[tuple[int, ...], ...]
-    inputs: tuple[tuple[int, ...] | Callable[[int], Tensor], ...]
-    leaves: bool = True
-    frozen: tuple[int, ...] = ()
+    call: Call  # the inputs of one example have no axis of length 1 in front
+    weights: tuple[tuple[int, ...], ...]  # shapes
+    inputs: tuple[tuple[int, ...] | Callable[[int], Tensor], ...]  # of one example; or made of so many examples
+    leaves: bool = True  # ``vmap``, in this form
+    frozen: tuple[int, ...] = ()  # numbers of the weights that do not train
 
 
 class Weights(nn.Module):
-    """Weights of these shapes."""
-
     def __init__(self, form: Form) -> None:
         super().__init__()
-        self.list = nn.ParameterList(
-            [
-                nn.Parameter(torch.randn(shape, dtype=torch.float64), requires_grad=k not in form.frozen)
-                for k, shape in enumerate(form.weights)
-            ]
-        )
+        self.list = nn.ParameterList(torch.randn(shape, dtype=torch.float64) for shape in form.weights)
+        for k in form.frozen:
+            self.list[k].requires_grad_(False)
 
 
 @dataclass(frozen=True)
 class Result:
-    """What was computed of b examples; tensors with one row per example."""
-
     outputs: list[Tensor]
     of_inputs: list[Tensor]
     of_weights: dict[str, Tensor]
@@ -73,7 +52,6 @@ class Result:
 
 
 def flat(output: Any) -> list[Tensor]:
-    """The tensors of a nested output."""
     return [output] if isinstance(output, Tensor) else [tensor for part in output for tensor in flat(part)]
 
 
@@ -85,7 +63,6 @@ def projection(call: Call, count: int, model: Weights, *tensors: Tensor) -> Tens
 
 
 def alone(form: Form, model: Weights, inputs: Sequence[Tensor], cotangents: Sequence[Tensor]) -> Result:
-    """Each example by itself, by autograd."""
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     results = []
     for i in range(B):
@@ -119,7 +96,6 @@ def vectorized(form: Form, model: Weights, inputs: Sequence[Tensor], cotangents:
 
 
 def made(form: Form) -> tuple[Weights, list[Tensor], list[Tensor]]:
-    """Weights, inputs and cotangents of a form."""
     inputs = [make(B) if callable(make) else torch.randn(B, *make, dtype=torch.float64) for make in form.inputs]
     model = Weights(form)
     outputs = flat(form.call(list(model.list), *[x[0] for x in inputs]))
@@ -127,7 +103,6 @@ def made(form: Form) -> tuple[Weights, list[Tensor], list[Tensor]]:
 
 
 def watch(monkeypatch: pytest.MonkeyPatch, operation: Operation) -> list[bool]:
-    """Whether the operation left ``vmap``, for each of its calls from now on."""
     leave, left = PHYSICAL[operation], []
 
     def watched(*arguments: Any) -> Any:
@@ -144,7 +119,6 @@ def ids(*shape: int, below: int = 5) -> Callable[[int], Tensor]:
 
 
 def flags(*shape: int) -> Callable[[int], Tensor]:
-    """Boolean masks with at least one true in each row of the last axis."""
     return lambda b: (torch.rand(b, *shape) > 0.4).index_fill(-1, torch.tensor([0]), True)
 
 
@@ -153,21 +127,12 @@ def probabilities(*shape: int) -> Callable[[int], Tensor]:
 
 
 def with_ignored(*shape: int) -> Callable[[int], Tensor]:
-    """Labels, the first of each example ignored."""
     return lambda b: torch.randint(0, 4, (b, *shape)).index_fill(-1, torch.tensor([0]), -100)
 
 
 _mean, _var = torch.randn(4, dtype=torch.float64), torch.rand(4, dtype=torch.float64) + 0.5
-_constant = {
-    name: torch.randn(shape, dtype=torch.float64)
-    for name, shape in {
-        "mask": (5, 6),
-        "mask of rows": (2, 1, 5, 6),
-        "h": (1, 2, 4),
-        "x": (2, 5, 3),
-        "k": (2, 3, 6, 4),
-    }.items()
-}
+_SHAPES = {"mask": (5, 6), "mask of rows": (2, 1, 5, 6), "h": (1, 2, 4), "x": (2, 5, 3)}
+_constant = {name: torch.randn(shape, dtype=torch.float64) for name, shape in _SHAPES.items()}
 
 
 def linear_forms() -> list[Form]:
@@ -208,7 +173,8 @@ def norm_forms() -> list[Form]:
     fixed = {"running_mean": _mean, "running_var": _var}
     public = lambda p, x: normalise_channels(x, [p[0], p[1].square() + 1], 1e-3)  # noqa: E731
     by_frequency = lambda p, x: look_up(x, *p, scale_grad_by_freq=True)  # noqa: E731
-    unused = {"use_input_stats": False, **fixed}
+    with_fixed = lambda p, x: instance(x, weight=p[0], bias=p[1], use_input_stats=False, **fixed)  # noqa: E731
+    with_padding = lambda p, x: look_up(weight=p[0], input=x, padding_idx=1)  # noqa: E731
     images = ((2, 4, 5),)
     return [
         Form("layer norm", F.layer_norm, lambda p, x: F.layer_norm(x, (4,), *p), c, ((2, 5, 4),)),
@@ -219,25 +185,12 @@ def norm_forms() -> list[Form]:
         Form("group norm", F.group_norm, lambda p, x: F.group_norm(x, 2, *p), c, ((1, 4, 3, 2),)),
         Form("group norm, n=2", F.group_norm, lambda p, x: F.group_norm(x, 2, *p), c, ((2, 4, 3),)),
         Form("instance norm", instance, lambda p, x: instance(x, weight=p[0], bias=p[1]), c, images),
-        Form(
-            "instance norm, fixed",
-            instance,
-            lambda p, x: instance(x, weight=p[0], bias=p[1], **unused),
-            c,
-            images,
-            False,
-        ),
+        Form("instance norm, fixed", instance, with_fixed, c, images, False),
         Form("batch norm", batch, lambda p, x: batch(x, _mean, _var, *p), c, images),
         Form("batch norm, of one example", batch, lambda p, x: batch(x, None, None, *p, True), c, images, False),
         Form("public statistics", normalise_channels, public, c, ((2, 4, 3),)),
         Form("embedding", look_up, lambda p, x: look_up(x, *p), table, (ids(1, 6),)),
-        Form(
-            "embedding, padding",
-            look_up,
-            lambda p, x: look_up(weight=p[0], input=x, padding_idx=1),
-            table,
-            (ids(2, 6),),
-        ),
+        Form("embedding, padding", look_up, with_padding, table, (ids(2, 6),)),
         Form("embedding, frequencies", look_up, by_frequency, table, (ids(1, 6),), False),
     ]
 
@@ -270,12 +223,7 @@ def attention_forms() -> list[Form]:
     q, kv = (2, 3, 5, 4), (2, 3, 6, 4)
     forms = [
         Form(f"attention, {name}", attend, lambda p, q, k, v: attend(q, k, v), (), (q, kv, kv))
-        for name, q, kv in [
-            ("n=2", q, kv),
-            ("n=1", (1, *q[1:]), (1, *kv[1:])),
-            ("heads", q[1:], kv[1:]),
-            ("one head", q[2:], kv[2:]),
-        ]
+        for name, q, kv in [("n=2", q, kv), ("n=1", (1, *q[1:]), (1, *kv[1:])), ("heads", q[1:], kv[1:])]
     ]
     for kind, mask_of in {"float": lambda *shape: shape, "bool": flags}.items():
         for shape in [(5, 6), (1, 1, 6), (1, 1, 5, 6), (2, 3, 5, 6)]:
@@ -303,20 +251,13 @@ def recurrence_forms() -> list[Form]:
     forms = []
     for op, gates in [(torch.rnn_tanh, 1), (torch.rnn_relu, 1), (torch.gru, 3), (torch.lstm, 4)]:
         wide = 4 * gates
-        for layers, two_ways, biased, batch_first, n in [
-            (1, False, True, True, 1),
-            (1, False, False, False, 2),
-            (2, True, True, False, 1),
-        ]:
+        for layers, two_ways, biased, batch_first, n in [(1, 0, 1, 1, 1), (1, 0, 0, 0, 2), (2, 1, 1, 0, 1)]:
             ways = 1 + two_ways
-            shapes = [
-                shape
-                for layer in range(layers)
-                for _ in range(ways)
-                for shape in [(wide, 4 * ways if layer else 3), (wide, 4), *[(wide,)] * (2 * biased)]
-            ]
+            shapes: list[tuple[int, ...]] = []
+            for layer in range(layers):
+                shapes += [(wide, 4 * ways if layer else 3), (wide, 4), *[(wide,)] * (2 * biased)] * ways
             state, x = (layers * ways, n, 4), (n, 5, 3) if batch_first else (5, n, 3)
-            settings = (biased, layers, 0.0, False, two_ways, batch_first)
+            settings = (bool(biased), layers, 0.0, False, bool(two_ways), bool(batch_first))
 
             def call(p: Any, x: Tensor, *states: Tensor, op: Any = op, settings: Any = settings) -> Any:
                 return op(x, list(states) if op is torch.lstm else states[0], p, *settings)
@@ -325,23 +266,16 @@ def recurrence_forms() -> list[Form]:
             name = f"{op.__name__}, layers {layers}, ways {ways}, batch first {batch_first}, n={n}"
             forms.append(Form(name, op, call, tuple(shapes), (x, *states)))
     gru, some = ((12, 3), (12, 4), (12,), (12,)), (True, 1, 0.0, False, False, True)
-    state = (1, 2, 4)
+    state, learned = (1, 2, 4), lambda p, x: torch.gru(x, p[-1], p[:-1], *some)
     return [
         *forms,
         Form("gru, constant state", torch.gru, lambda p, x: torch.gru(x, _constant["h"], p, *some), gru, ((2, 5, 3),)),
-        Form(
-            "gru, learned state",
-            torch.gru,
-            lambda p, x: torch.gru(x, p[-1], p[:-1], *some),
-            (*gru, state),
-            ((2, 5, 3),),
-        ),
+        Form("gru, learned state", torch.gru, learned, (*gru, state), ((2, 5, 3),)),
         Form("gru, constant input", torch.gru, lambda p, h: torch.gru(_constant["x"], h, p, *some), gru, (state,)),
     ]
 
 
 def loss_forms() -> list[Form]:
-    """Four classes."""
     cross, forms = F.cross_entropy, []
 
     def form(name: str, target: Any, n: int = 3, operation: Any = cross, leaves: bool = True, **more: Any) -> Form:

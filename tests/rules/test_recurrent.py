@@ -1,7 +1,5 @@
 """Fused recurrent layers and cells, every option, against single examples."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
@@ -41,7 +39,6 @@ def layer(kind: str, **options: object) -> nn.RNNBase:
 
 
 def everything(returned: tuple) -> Tensor:
-    """Output, h_n and c_n of a layer with the batch first, each with weights of its own."""
     output, state = returned
     states = state if isinstance(state, tuple) else (state,)
     rows = [output.flatten(1), *(s.transpose(0, 1).flatten(1) for s in states)]
@@ -53,7 +50,7 @@ def of(forward: Callable[..., Tensor], **parts: nn.Module | Tensor) -> Callable[
 
 
 def check_sizes(case: Case) -> None:
-    for b in (7, 1):
+    for b in (7, T, 1):  # as many examples as steps, so that shapes are ambiguous
         check(case, BookKeeping(), b=b, dtype=torch.float64)
     check(case, BookKeeping(), b=2, dtype=torch.float32)
 
@@ -63,25 +60,10 @@ def check_engines(case: Case) -> None:
     check(case, *OTHER_ENGINES, b=2, dtype=torch.float64)
 
 
-@each_recurrence
+@every_kind
 def test_stack_in_both_directions(kind: str) -> None:
     rnn = layer(kind, num_layers=2, bidirectional=True, batch_first=True)
     check_engines(Case(kind, of(lambda m, x: everything(m.rnn(x)), rnn=rnn), floats(T, FEATURES)))
-
-
-@pytest.mark.parametrize(
-    ("bias", "batch_first"), [(True, True), (False, False)], ids=["batch first", "no bias, time first"]
-)
-@every_kind
-def test_every_number_of_layers_and_directions(kind: str, bias: bool, batch_first: bool) -> None:
-    def forward(m: Forward, x: Tensor) -> Tensor:
-        output, state = m.rnn(x if batch_first else x.transpose(0, 1))
-        return everything((output if batch_first else output.transpose(0, 1), state))
-
-    for num_layers, bidirectional in ((1, False), (1, True), (3, False)):
-        options = {"num_layers": num_layers, "bidirectional": bidirectional, "bias": bias, "batch_first": batch_first}
-        case = Case(kind, of(forward, rnn=layer(kind, **options)), floats(T, FEATURES))
-        check(case, BookKeeping(), b=T, dtype=torch.float64)  # as many examples as steps, so that shapes are ambiguous
 
 
 @every_kind
@@ -181,4 +163,3 @@ def test_weights_changed_before_the_backward_pass_are_noticed(kind: str) -> None
     clip = PerExampleClip(rnn, 1.0, capture="eager")
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         clip.accumulate(loss, torch.randn(2, T, FEATURES))
-    clip.close()

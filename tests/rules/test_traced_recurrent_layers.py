@@ -1,12 +1,10 @@
 """Recurrent layers in a graph, unrolled or with known states: per-example gradients against single examples."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
 import torch
-from test_recurrent import FEATURES, KINDS, UNITS, T, every_kind
+from test_recurrent import FEATURES, KINDS, UNITS, T, each_recurrence, every_kind
 from torch import Tensor, fx, nn
 
 from bfloat16_lstm import skip_without_bfloat16_lstm
@@ -22,9 +20,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not sup
 B = 5
 
 
-@pytest.fixture(params=["unrolled", "known states"])
-def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "known states":
+@pytest.fixture(params=[True, False], ids=["unrolled", "known states"])
+def unrolled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    if not request.param:
         monkeypatch.setattr(recurrent, "_UNROLLED_STEPS", 0)
     return request.param
 
@@ -35,8 +33,6 @@ def layer(kind: str, **options: object) -> nn.RNNBase:
 
 
 def private_gradients(model: nn.Module, loss: Loss) -> Callable[..., list[Tensor]]:
-    """The gradients of each example and the squared norms, of all parameters, as a function of the batch."""
-
     def gradients(*batch: Tensor) -> list[Tensor]:
         forward, parameters = recorded(model, loss, *batch)
         forms = per_example_gradients(forward, parameters, with_norms)
@@ -46,12 +42,10 @@ def private_gradients(model: nn.Module, loss: Loss) -> Callable[..., list[Tensor
 
 
 def traced(gradients: Callable[..., list[Tensor]], *batch: Tensor) -> Graph:
-    """The graph, from other examples than those of the batch, of the same shapes."""
     return trace(gradients, [torch.randn_like(part) for part in batch])
 
 
 def check(model: nn.Module, loss: Loss, *batch: Tensor) -> fx.Graph:
-    """Check the graph's gradients of each example, and their norms, against single examples in plain PyTorch."""
     graph = traced(private_gradients(model, loss), *batch)
     found = graph(batch)
     params = [p for p in model.parameters() if p.requires_grad]
@@ -64,7 +58,6 @@ def check(model: nn.Module, loss: Loss, *batch: Tensor) -> fx.Graph:
 
 
 def everything(model: nn.Module, x: Tensor, *states: Tensor) -> Tensor:
-    """A number that depends on the output and on the last states in different ways."""
     hx = None if not states else states[0] if len(states) == 1 else states
     output, last = model(x, hx)
     parts = [output, *(last if isinstance(last, tuple) else (last,))]
@@ -74,15 +67,15 @@ def everything(model: nn.Module, x: Tensor, *states: Tensor) -> Tensor:
 
 
 @every_kind
-@pytest.mark.parametrize(("bias", "batch_first"), [(True, True), (False, False)])
-def test_stack_in_both_directions(kind: str, bias: bool, batch_first: bool, form: str) -> None:
-    model = layer(kind, num_layers=2, bidirectional=True, bias=bias, batch_first=batch_first)
-    inside = everything if batch_first else lambda model, x: everything(model, x.transpose(0, 1))
+def test_stack_in_both_directions(kind: str, unrolled: bool) -> None:
+    """One form with biases and the batch first, the other one without and with the time first."""
+    model = layer(kind, num_layers=2, bidirectional=True, bias=unrolled, batch_first=unrolled)
+    inside = everything if unrolled else lambda model, x: everything(model, x.transpose(0, 1))
     check(model, inside, torch.randn(B, T, FEATURES, dtype=torch.float64))
 
 
 @every_kind
-def test_states_from_data(kind: str, form: str) -> None:
+def test_states_from_data(kind: str, unrolled: bool) -> None:
     model = layer(kind, batch_first=True)
     sizes = [model.proj_size or UNITS] + [UNITS] * (kind in ("lstm", "projected"))
     states = [torch.randn(B, 1, size, dtype=torch.float64) for size in sizes]
@@ -95,18 +88,18 @@ def test_states_from_data(kind: str, form: str) -> None:
 
 @every_kind
 @pytest.mark.parametrize("part", ["last step", "last states"])
-def test_loss_of_one_part_alone(kind: str, part: str, form: str) -> None:
+def test_loss_of_one_part_alone(kind: str, part: str, unrolled: bool) -> None:
     def loss(model: nn.Module, x: Tensor) -> Tensor:
         output, last = model(x)
         last = last[-1] if isinstance(last, tuple) else last
-        return {"output": output, "last step": output[:, -1], "last states": last}[part].square().sum()
+        return (output[:, -1] if part == "last step" else last).square().sum()
 
     model = layer(kind, batch_first=True)
     check(model, loss, torch.randn(B, T, FEATURES, dtype=torch.float64))
 
 
-@every_kind
-def test_dropout_between_layers(kind: str, form: str) -> None:
+@each_recurrence
+def test_dropout_between_layers(kind: str, unrolled: bool) -> None:
     model, x = layer(kind, num_layers=2, dropout=0.5, batch_first=True), torch.randn(B, T, FEATURES).double()
     gradients = private_gradients(model, everything)
     graph = traced(gradients, x)
@@ -120,8 +113,9 @@ def test_dropout_between_layers(kind: str, form: str) -> None:
     assert not torch.allclose(graph([x])[0], found[0])
 
 
-def test_long_sequence_is_not_unrolled() -> None:
-    model, x = layer("tanh", batch_first=True), torch.randn(2, recurrent._UNROLLED_STEPS + 1, FEATURES).double()
+def test_long_sequence_is_not_unrolled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recurrent, "_UNROLLED_STEPS", 8)
+    model, x = layer("tanh", batch_first=True), torch.randn(2, 9, FEATURES).double()
     graph = check(model, everything, x)
     fused = [node for node in graph.nodes if "tanh_backward.grad_input" in str(node.target)]
     assert fused

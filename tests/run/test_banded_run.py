@@ -1,7 +1,5 @@
 """Runs with banded noise on cyclic batches: what they release, record, keep, and do after a crash."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +54,7 @@ def correlated(names: dict[str, int], steps: int, horizon: int, first: int = 0) 
 
 @pytest.mark.usefixtures("known_key")
 @pytest.mark.parametrize("clipping", [None, AdaptiveClip(0.5)], ids=["flat", "adaptive"])
-def test_a_run_releases_clipped_sums_with_the_noise_of_dense_matrices(clipping: Any) -> None:
+def test_a_run_releases_clipped_sums_with_the_noise_of_dense_matrices(clipping):
     with start(clipping=clipping) as run:
         names = {name: p.numel() for name, p in run.bound.parameters.items()}
         truth = correlated(names, STEPS, STEPS)
@@ -70,12 +68,11 @@ def test_a_run_releases_clipped_sums_with_the_noise_of_dense_matrices(clipping: 
                 run.accumulate(square, x)
             run.optimizer.step()
             for name, p in run.bound.parameters.items():
-                assert p.grad is not None
                 expected = (sums[name].numpy().reshape(-1) + std * truth[step][name]) / 20
                 np.testing.assert_allclose(p.grad.numpy().reshape(-1), expected, atol=2e-5)
 
 
-def test_a_run_that_is_closed_within_a_round_has_paid_for_it(tmp_path: Path) -> None:
+def test_a_run_that_is_closed_within_a_round_has_paid_for_it(tmp_path):
     with start(tmp_path, steps=200) as run:  # reserves twelve steps at a time
         take_steps(run, square, steps=5)
         assert run.ledger.events == {STEP: 12}
@@ -89,7 +86,7 @@ def resume(folder: Path, **changes: Any) -> PrivateRun:
 
 
 @pytest.mark.parametrize("taken", [3, 4, 5])
-def test_a_resumed_run_begins_a_new_round_within_the_price(taken: int, tmp_path: Path) -> None:
+def test_a_resumed_run_begins_a_new_round_within_the_price(taken, tmp_path):
     with start(tmp_path, noise_multiplier=None, epsilon=2.0, delta=1e-3) as run:
         take_steps(run, square, steps=taken)
         run.save(tmp_path)
@@ -106,32 +103,26 @@ def test_a_resumed_run_begins_a_new_round_within_the_price(taken: int, tmp_path:
     again.ledger.close()
 
 
-def test_no_noise_is_saved(tmp_path: Path) -> None:
+def test_no_noise_is_saved(tmp_path):
     with start(tmp_path) as run:
         take_steps(run, square, steps=6)
         run.save(tmp_path)
         kept = [value for earlier in run._release._noise._add_.__self__._earlier.values() for value in earlier.noises]  # pyright: ignore
         assert len(kept) == 3 * 4
         files = b"".join(path.read_bytes() for path in tmp_path.iterdir())
-        for value in kept:
-            assert value.numpy().tobytes()[:8] not in files
-        for secret in ("_earlier", "noises"):
-            assert secret.encode() not in files
+        for secret in (*(value.numpy().tobytes()[:8] for value in kept), b"_earlier", b"noises"):
+            assert secret not in files
     run.ledger.close()
 
 
-def test_a_release_that_fails_breaks_the_correlation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_release_that_fails_breaks_the_correlation(monkeypatch):
     """The step counts, its noise is gone, and the next step takes back none of the noise before it."""
     with start(dataset=X[:0]) as run:
         take_steps(run, square, steps=3)
         whole = GaussianNoise.add_
-
-        def fails(*_: Any, **__: Any) -> None:
-            raise RuntimeError("no memory")
-
         with monkeypatch.context() as patch:
-            patch.setattr(GaussianNoise, "add_", fails)
-            with pytest.raises(RuntimeError, match="no memory"):
+            patch.setattr(GaussianNoise, "add_", None)
+            with pytest.raises(TypeError):
                 take_steps(run, square, steps=1)
         seen = []
 
@@ -146,8 +137,7 @@ def test_a_release_that_fails_breaks_the_correlation(monkeypatch: pytest.MonkeyP
         assert run.steps_taken == 5
 
 
-def test_two_runs_share_a_budget() -> None:
-    """Each begins rounds of its own."""
+def test_two_runs_share_a_budget():
     ledger, costs = Ledger(), []
     for _ in range(2):
         with privatize(*parts(), X, ledger=ledger, **DECLARED) as run:
@@ -158,7 +148,7 @@ def test_two_runs_share_a_budget() -> None:
     assert costs[1] == pytest.approx(RenyiOdometer().compose({STEP: 16}).epsilon(delta=1e-3), rel=1e-3)
 
 
-def test_crashes_never_hide_a_round(tmp_path: Path) -> None:
+def test_crashes_never_hide_a_round(tmp_path):
     """Processes that end without closing their run, after so many steps each; the last one takes all that is left."""
     declared = {"steps": 61, "noise_multiplier": None, "epsilon": 2.0, "delta": 1e-3}
     rounds, event = 0, None
@@ -173,6 +163,5 @@ def test_crashes_never_hide_a_round(tmp_path: Path) -> None:
         run.end()
         run.ledger.close()
     paid = Ledger.read(tmp_path / "ledger.jsonl").events
-    assert event is not None
     assert rounds * BANDS <= paid[event] <= 64
     assert PldAccountant().compose(paid).epsilon(delta=1e-3) <= 2.0

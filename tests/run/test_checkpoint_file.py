@@ -1,14 +1,12 @@
 """The files of a checkpoint: what they hold comes back whole, or not at all; and the fingerprint of a data set."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
 import os
-import pickle
 import random
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -58,16 +56,17 @@ def reseal(folder: Path, **changes: Any) -> None:
     save_file(tensors, path, metadata={"noisette": json.dumps(facts)})
 
 
-def test_what_is_kept_comes_back(tmp_path: Path) -> None:
+def test_what_is_kept_comes_back(tmp_path):
     checkpoint_file.write(tmp_path / "a" / "b", CONTENT)
     assert same(checkpoint_file.read(tmp_path / "a" / "b"), CONTENT)
 
 
-@pytest.mark.parametrize("name", ["sync", "replace"])
+CALLS = {"sync": 2, "replace": 1}
+
+
+@pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("failing", range(3))
-def test_a_write_that_fails_anywhere_leaves_the_older_checkpoint(
-    name: str, failing: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_write_that_fails_anywhere_leaves_the_older_checkpoint(name, failing, tmp_path, monkeypatch):
     checkpoint_file.write(tmp_path, CONTENT)
     calls = []
     owner, attribute = (atomic_files, "sync") if name == "sync" else (os, "replace")
@@ -81,22 +80,16 @@ def test_a_write_that_fails_anywhere_leaves_the_older_checkpoint(
 
     with monkeypatch.context() as broken:
         broken.setattr(owner, attribute, fail_once)
-        try:
+        with pytest.raises(OSError, match="broken") if failing < CALLS[name] else nullcontext():
             checkpoint_file.write(tmp_path, {"new": 1})
-            failed = False
-        except OSError:
-            failed = True
-    assert failed == (len(calls) > failing)
     kept = checkpoint_file.read(tmp_path)
-    assert same(kept, CONTENT) or same(kept, {"new": 1})
-    if name == "replace" and failed:
-        assert same(kept, CONTENT)
+    assert same(kept, CONTENT) or (same(kept, {"new": 1}) and (name, failing) != ("replace", 0))
     checkpoint_file.write(tmp_path, {"newest": 2})
     assert same(checkpoint_file.read(tmp_path), {"newest": 2})
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_byte_that_changed_is_refused(tmp_path: Path) -> None:
+def test_a_byte_that_changed_is_refused(tmp_path):
     checkpoint_file.write(tmp_path, CONTENT)
     path = tmp_path / checkpoint_file.FILE
     content, coins = path.read_bytes(), random.Random(4)
@@ -110,7 +103,7 @@ def test_a_byte_that_changed_is_refused(tmp_path: Path) -> None:
     assert same(checkpoint_file.read(tmp_path), CONTENT)
 
 
-def test_a_file_that_was_cut_or_grew_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_was_cut_or_grew_is_refused(tmp_path):
     checkpoint_file.write(tmp_path, CONTENT)
     path = tmp_path / checkpoint_file.FILE
     content = path.read_bytes()
@@ -120,8 +113,14 @@ def test_a_file_that_was_cut_or_grew_is_refused(tmp_path: Path) -> None:
             checkpoint_file.read(tmp_path)
 
 
+def test_a_pickle_by_another_name_is_never_loaded(tmp_path):
+    (tmp_path / checkpoint_file.FILE).write_bytes(b"cbuiltins\nexec\n(S'raise SystemExit(1)'\ntR.")
+    with pytest.raises(ValueError, match="cut or altered"):
+        checkpoint_file.read(tmp_path)
+
+
 @pytest.mark.parametrize("value", [print, {1, 2}, b"bytes", torch.optim.SGD, 1j], ids=str)
-def test_what_cannot_be_kept_is_named_and_nothing_is_written(value: Any, tmp_path: Path) -> None:
+def test_what_cannot_be_kept_is_named_and_nothing_is_written(value, tmp_path):
     with pytest.raises(TypeError, match=rf"extras/rule/0 is a {type(value).__name__}"):
         checkpoint_file.write(tmp_path / "new", {"extras": {"rule": [value]}})
     with pytest.raises(TypeError, match="got the key"):
@@ -129,32 +128,17 @@ def test_what_cannot_be_kept_is_named_and_nothing_is_written(value: Any, tmp_pat
     assert not (tmp_path / "new").exists()
 
 
-def test_a_pickle_by_another_name_is_never_loaded(tmp_path: Path) -> None:
-    (tmp_path / checkpoint_file.FILE).write_bytes(pickle.dumps(Loud()))
-    with pytest.raises(ValueError, match="cut or altered"):
-        checkpoint_file.read(tmp_path)
-
-
-class Loud:
-    def __reduce__(self) -> tuple[Any, tuple[str]]:
-        return exec, ("raise SystemExit('a pickle was loaded')",)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"format": "noisette checkpoint 1"}, "this version reads.*with the version of noisette that began it"),
-        ({"content": '{"tensor": "no such"}'}, "lacks a part"),
-    ],
-)
-def test_another_format_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_another_format_is_refused(tmp_path):
     checkpoint_file.write(tmp_path, CONTENT)
-    reseal(tmp_path, **changes)
-    with pytest.raises(ValueError, match=message):
+    reseal(tmp_path, content='{"tensor": "no such"}')
+    with pytest.raises(ValueError, match="lacks a part"):
+        checkpoint_file.read(tmp_path)
+    reseal(tmp_path, format="noisette checkpoint 1")
+    with pytest.raises(ValueError, match=r"this version reads.*with the version of noisette that began it"):
         checkpoint_file.read(tmp_path)
 
 
-def test_json_that_would_fill_the_memory_or_the_stack_is_refused(tmp_path: Path) -> None:
+def test_json_that_would_fill_the_memory_or_the_stack_is_refused(tmp_path):
     checkpoint_file.write(tmp_path, CONTENT)
     path = tmp_path / checkpoint_file.FILE
     content = path.read_bytes()
@@ -167,24 +151,10 @@ def test_json_that_would_fill_the_memory_or_the_stack_is_refused(tmp_path: Path)
         checkpoint_file.read(tmp_path)
 
 
-def test_a_full_disk_is_an_error_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from safetensors import SafetensorError
-
-    def fail(*_: object, metadata: object) -> None:
-        raise SafetensorError("no space left")
-
-    monkeypatch.setattr(checkpoint_file, "save_file", fail)
-    with pytest.raises(OSError, match="no space left"):
-        checkpoint_file.write(tmp_path, CONTENT)
-    assert list(tmp_path.iterdir()) == []
-
-
 X, Y = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32), np.arange(50)
 
 
 class Records(Dataset):
-    """Records that can only be had one by one."""
-
     def __init__(self, values: np.ndarray, noise: float = 0.0) -> None:
         self.values, self.noise = values, noise
 
@@ -194,12 +164,6 @@ class Records(Dataset):
     def __getitem__(self, index: int) -> dict[str, Any]:
         value = self.values[index] + self.noise * np.random.default_rng().normal()
         return {"x": torch.as_tensor(value), "name": f"record {index}", "more": (1, None, b"b")}
-
-
-def changed(values: np.ndarray, *place: int) -> np.ndarray:
-    copy = values.copy()
-    copy[place] = copy[place] + 1
-    return copy
 
 
 KNOWN = {
@@ -213,13 +177,13 @@ KNOWN = {
 
 
 @pytest.mark.parametrize("make", KNOWN.values(), ids=KNOWN)
-def test_the_same_records_are_known_again(make: Any, tmp_path: Path) -> None:
+def test_the_same_records_are_known_again(make, tmp_path):
     Fingerprint.of(make()).write(tmp_path)
     assert Fingerprint.read(tmp_path).fits(make())
 
 
 OTHER = {
-    "last byte": (X, changed(X, 49, 2)),
+    "last number": (X, X + (np.arange(150) == 149).reshape(50, 3)),
     "order": (X, X[::-1]),
     "type": (X, X.view(np.int32)),
     "columns": ({"x": X, "y": Y}, {"x": X, "z": Y}),
@@ -229,20 +193,20 @@ OTHER = {
 
 
 @pytest.mark.parametrize(("mine", "other"), OTHER.values(), ids=OTHER)
-def test_other_records_are_not(mine: Any, other: Any) -> None:
+def test_other_records_are_not(mine, other):
     known = Fingerprint.of(mine)
     assert known.fits(mine)
     assert not known.fits(other)
 
 
-@pytest.mark.parametrize("name", [name for name in OTHER if name != "last byte"])
-def test_of_much_data_drawn_rows_are_digested(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", [name for name in OTHER if name != "last number"])
+def test_of_much_data_drawn_rows_are_digested(name, monkeypatch):
     monkeypatch.setattr(checkpoint_file, "_LARGE", 100)
     test_other_records_are_not(*OTHER[name])
     assert not Fingerprint.of(X).fits(X[:-1])
 
 
-def test_a_large_file_is_not_read_to_its_end(tmp_path: Path) -> None:
+def test_a_large_file_is_not_read_to_its_end(tmp_path):
     """It has 64 GiB of which the disk holds nothing: to digest them takes a minute and more."""
     x = np.memmap(tmp_path / "x", dtype=np.float32, mode="w+", shape=(2**24, 1024))
     begun = time.process_time()
@@ -250,14 +214,14 @@ def test_a_large_file_is_not_read_to_its_end(tmp_path: Path) -> None:
     assert time.process_time() - begun < 5
 
 
-def test_what_is_computed_from_records_is_known_by_them() -> None:
+def test_what_is_computed_from_records_is_known_by_them():
     class Features(TensorDataset):
         known_by = (X, Y)
 
     assert Fingerprint.of(Features(torch.zeros(50))).fits(Features(torch.ones(50)))
 
 
-def test_two_fingerprints_of_the_same_records_have_nothing_in_common() -> None:
+def test_two_fingerprints_of_the_same_records_have_nothing_in_common():
     """A digest without a key would tell anyone who can guess the records that the guess is right."""
     first, second = Fingerprint.of(X), Fingerprint.of(X)
     assert first.key != second.key
@@ -271,7 +235,7 @@ def test_two_fingerprints_of_the_same_records_have_nothing_in_common() -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"{}", b"[1]", b'{"key": "00", "digest": "00"}', json.dumps({"key": 1, "digest": 2}).encode()]
 )
-def test_a_file_that_was_altered_is_refused(content: bytes, tmp_path: Path) -> None:
+def test_a_file_that_was_altered_is_refused(content, tmp_path):
     (tmp_path / "fingerprint.json").write_bytes(content)
     with pytest.raises(ValueError, match=r"fingerprint\.json was cut or altered"):
         Fingerprint.read(tmp_path)

@@ -4,8 +4,6 @@ The backend that traces and runs what it traced is enough: whether a release is 
 while tracing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -38,7 +36,6 @@ class Derived(torch.optim.SGD):
         super().step()
 
 
-Optimizers = Callable[..., torch.optim.Optimizer]
 sgd, adam = partial(torch.optim.SGD, lr=0.5, momentum=0.9), partial(torch.optim.Adam, lr=0.1)
 
 
@@ -53,7 +50,6 @@ def begin(model: nn.Module, optimizer: torch.optim.Optimizer) -> noisette.Privat
 
 
 def gradients_of(run: noisette.PrivateRun, step: Callable[[], object]) -> list[Tensor]:
-    """Train, and return the gradients that each step has left."""
     gradients = []
     for batch in run.batches():
         for x, y in batch.microbatches(25):
@@ -73,7 +69,7 @@ def compiled(step: Callable[[], object]) -> Callable[[], object]:
     ("make", "when"),
     [(sgd, "before privatize"), (adam, "called before privatize"), (partial(Derived, lr=0.5), "after privatize")],
 )
-def test_a_compiled_step_is_the_step(make: Optimizers, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiled_step_is_the_step(make, when, monkeypatch):
     drawn: list[int] = []
     whole, after = GaussianNoise.add_, PerExampleClip.after_step
 
@@ -111,7 +107,7 @@ def test_a_compiled_step_is_the_step(make: Optimizers, when: str, monkeypatch: p
         torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
 
 
-def test_a_compiled_step_without_a_batch_is_refused() -> None:
+def test_a_compiled_step_without_a_batch_is_refused():
     model = net()
     optimizer = sgd(model.parameters())
     with begin(model, optimizer) as run:
@@ -160,7 +156,7 @@ def trained(capture: Any, size: Any, **clip: Any) -> tuple[Tensor, list[np.ndarr
 
 
 @pytest.mark.parametrize("clip", [{}, {"clipping": AdaptiveClip}], ids=["flat", "adaptive"])
-def test_a_captured_run_is_the_eager_run(clip: dict[str, Any]) -> None:
+def test_a_captured_run_is_the_eager_run(clip):
     found, expected = (trained(how, 24, **{k: make(0.5) for k, make in clip.items()}) for how in ("graph", "eager"))
     assert found[3].captured_operations > 0
     assert not found[3].capture_problems
@@ -169,7 +165,7 @@ def test_a_captured_run_is_the_eager_run(clip: dict[str, Any]) -> None:
     assert len(found[2]) > 5
 
 
-def test_memory_that_runs_out_in_a_graph_halves_the_microbatch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_runs_out_in_a_graph_halves_the_microbatch(monkeypatch):
     expected = trained("eager", "auto")
     whole, calls = Captured.__call__, []
 

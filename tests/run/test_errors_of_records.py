@@ -1,12 +1,9 @@
 """A record whose loss raises: nothing of its batch is released, or it adds nothing and the run goes on."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn
 
-import noisette
 from noisette import PerExampleClip
 from oracle import clipped_sum
 from small_loop import loss, start, take_steps
@@ -30,7 +27,7 @@ def choleskys(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 @pytest.mark.parametrize("capture", ["eager", "graph"])
 @pytest.mark.parametrize("of", [loss, choleskys])
 @pytest.mark.filterwarnings("ignore::noisette.capture.captured.CaptureWarning")
-def test_a_record_that_raises_adds_nothing(of: noisette.Loss, capture: str) -> None:
+def test_a_record_that_raises_adds_nothing(of, capture):
     labels, good = Y.clone(), [k for k in range(40) if k not in BAD]
     labels[BAD] = 9
     clip = PerExampleClip(model(), 0.1, capture=capture, errors="skip")  # pyright: ignore[reportArgumentType]
@@ -42,7 +39,7 @@ def test_a_record_that_raises_adds_nothing(of: noisette.Loss, capture: str) -> N
     torch.testing.assert_close(dict(zip(clip.parameters, total.grads, strict=True)), expected)
 
 
-def test_a_run_goes_on_where_that_is_asked_for() -> None:
+def test_a_run_goes_on_where_that_is_asked_for():
     labels = Y.clone()
     labels[BAD] = 9
     for errors, steps in (("raise", 0), ("skip", 3)):
@@ -57,7 +54,7 @@ def test_a_run_goes_on_where_that_is_asked_for() -> None:
         run.close()
 
 
-def test_a_loss_that_raises_for_all_is_wrong_itself() -> None:
+def test_a_loss_that_raises_for_all_is_wrong_itself():
     clip = PerExampleClip(model(), 1.0, errors="skip")
     with pytest.raises(IndexError, match="label"):
         clip.accumulate(loss, X, Y + 9)

@@ -1,7 +1,5 @@
 """What a few steps on made-up examples show of a model and a loss, and what they leave as it was."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -18,23 +16,17 @@ def net() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
 
 
-def test_each_use_has_its_rule_and_the_cost_is_measured() -> None:
+def test_each_use_has_its_rule_and_the_cost_is_measured():
     found = explain(net(), loss, X, Y)
-    assert [(u.parameter, u.rule, u.per_example_numbers) for u in found.uses] == [
-        ("0.weight", "linear_weight", 20),
-        ("0.bias", "linear_bias", 5),
-        ("2.weight", "linear_weight", 15),
-        ("2.bias", "linear_bias", 3),
-    ]
+    of_first = ("0.weight", "linear_weight", 20), ("0.bias", "linear_bias", 5)
+    of_last = ("2.weight", "linear_weight", 15), ("2.bias", "linear_bias", 3)
+    assert [(u.parameter, u.rule, u.per_example_numbers) for u in found.uses] == [*of_first, *of_last]
     assert (found.refused, found.one_by_one, found.unreached) == ((), "", ())
-    assert found.cost is not None
     assert found.cost.examples == 6
-    assert found.cost.private_seconds > 0
-    assert found.cost.plain_seconds is not None
-    assert found.cost.plain_seconds > 0
+    assert min(found.cost.private_seconds, found.cost.plain_seconds) > 0
 
 
-def test_weights_buffers_and_random_states_stay_as_they_are() -> None:
+def test_weights_buffers_and_random_states_stay_as_they_are():
     model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3).eval(), nn.Dropout(0.5))
     model.register_buffer("calls", torch.zeros(()))
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -58,7 +50,7 @@ def largest(x: Tensor) -> float:
     return x.abs().max().item()
 
 
-def test_a_value_of_an_example_is_named_with_its_innermost_line() -> None:
+def test_a_value_of_an_example_is_named_with_its_innermost_line():
     found = explain(net(), lambda model, x, y: loss(model, x / largest(x), y), X, Y)
     assert found.uses == ()
     assert found.line.endswith(": return x.abs().max().item()")
@@ -68,7 +60,7 @@ def test_a_value_of_an_example_is_named_with_its_innermost_line() -> None:
     assert cured.one_by_one == ""
 
 
-def test_a_parameter_that_no_example_reaches_is_named() -> None:
+def test_a_parameter_that_no_example_reaches_is_named():
     model = net()
     model.spare = nn.Parameter(torch.zeros(3))
     assert explain(model, loss, X, Y).unreached == ("spare",)
@@ -76,12 +68,11 @@ def test_a_parameter_that_no_example_reaches_is_named() -> None:
     assert explain(model, loss, X, Y).unreached == ()
 
 
-def test_a_lipschitz_bound_has_its_layers() -> None:
+def test_a_lipschitz_bound_has_its_layers():
     tau = TauCrossEntropy(tau=1.0)
     model = nn.Sequential(BoundedInput(2.0), SpectralLinear(4, 3))
     bound = LipschitzBound(model, loss=tau, input_shape=(4,), slack=0.0)
     found = explain(bound, lambda model, x, y: tau(model(x), y), X, Y)
     assert [line.name for line in found.bounds] == ["0", "1"]
     assert found.bounds[1].sensitivities["1.weight"] == pytest.approx(2 * 2**0.5)
-    assert found.cost is not None
     assert found.cost.private_seconds > 0

@@ -1,12 +1,9 @@
 """Microbatches ahead: the same records in the same order, of steps in the ledger alone, and without the key."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -45,14 +42,12 @@ def trained(run: PrivateRun, size: Any = 4, **loading: Any) -> int:
 
 
 @pytest.mark.parametrize(("loading", "size"), [({"ahead": 0}, 4), ({}, "auto"), ({"ahead": 7, "to": "cpu"}, 4)])
-def test_a_thread_loads_every_batch_whole(tmp_path: Path, loading: dict[str, Any], size: Any) -> None:
+def test_a_thread_loads_every_batch_whole(tmp_path, loading, size):
     with Ledger(tmp_path / "ledger") as ledger, run_on(X, ledger, steps=40) as run:
         assert trained(run, size, **loading) > 300
 
 
 class Decoded(Dataset):
-    """Records that are made when they are read."""
-
     def __len__(self) -> int:
         return len(X)
 
@@ -67,14 +62,14 @@ class Died(Decoded):
         return X[index]
 
 
-def test_processes_load_every_batch_whole(tmp_path: Path) -> None:
+def test_processes_load_every_batch_whole(tmp_path):
     state = torch.get_rng_state()
     with Ledger(tmp_path / "ledger") as ledger, run_on(Decoded(), ledger, steps=40) as run:
         assert trained(run, workers=1, ahead=2, to="cpu") > 300
     torch.set_rng_state(state)
 
 
-def test_a_process_that_dies_ends_the_step_unreleased(tmp_path: Path) -> None:
+def test_a_process_that_dies_ends_the_step_unreleased(tmp_path):
     with Ledger(tmp_path / "ledger") as ledger, run_on(Died(), ledger) as run:
         with pytest.raises(RuntimeError, match="a process that loads records died"):
             trained(run, workers=1)
@@ -82,7 +77,7 @@ def test_a_process_that_dies_ends_the_step_unreleased(tmp_path: Path) -> None:
         assert ledger.events[run.event] >= 1, "paid for"
 
 
-def test_processes_get_no_key() -> None:
+def test_processes_get_no_key():
     """What is pickled for them holds no key, which would refuse, and no index."""
     with run_on(Decoded(), collate_fn=torch.stack) as run:
         worker = WorkerRecords(run._records.gather)
@@ -111,7 +106,7 @@ def holds(pid: int, secret: bytes) -> bool:
 
 
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="memory of other processes is read as on Linux")
-def test_no_process_that_loads_or_that_it_is_a_copy_of_has_the_key_in_its_memory() -> None:
+def test_no_process_that_loads_or_that_it_is_a_copy_of_has_the_key_in_its_memory():
     with run_on(Decoded()) as run:
         secret = run._key._secret
         fetch = fetch_of(run._records.gather, workers=1, ahead=1, to=None, expected=1.0)
@@ -139,7 +134,7 @@ class Drawn:
 
 
 @pytest.mark.parametrize("on_disk", [True, False])
-def test_batches_are_drawn_ahead_within_the_ledger(tmp_path: Path, on_disk: bool) -> None:
+def test_batches_are_drawn_ahead_within_the_ledger(tmp_path, on_disk):
     """Far ahead, and at the end of every lease of three steps no further."""
     ledger = Ledger(tmp_path / "ledger") if on_disk else Ledger()
     with ledger, run_on(X, ledger, steps=60) as run:
@@ -156,16 +151,7 @@ def test_batches_are_drawn_ahead_within_the_ledger(tmp_path: Path, on_disk: bool
     assert max(ahead) == (2 if on_disk else 0)
 
 
-def parts(*lengths: int) -> Iterator[np.ndarray]:
-    start = 0
-    for length in lengths:
-        yield np.arange(start, start + length)
-        start += length
-
-
 class Read(Decoded):
-    """Notes which thread reads its records."""
-
     def __init__(self) -> None:
         self.threads: set[threading.Thread] = set()
 
@@ -174,7 +160,7 @@ class Read(Decoded):
         return X[index]
 
 
-def test_records_are_read_by_the_thread_of_the_loop() -> None:
+def test_records_are_read_by_the_thread_of_the_loop():
     """Another thread would draw from the generators that the model uses meanwhile, and has no autocast of the loop."""
     records = Read()
     with run_on(records) as run:
@@ -182,7 +168,7 @@ def test_records_are_read_by_the_thread_of_the_loop() -> None:
     assert records.threads == {threading.current_thread()}
 
 
-def test_another_plan_drops_what_was_ahead() -> None:
+def test_another_plan_drops_what_was_ahead():
     fetch = Fetch(Thread(lambda at: at.tolist(), ahead=2))
     whole = np.arange(12)
 
@@ -196,12 +182,12 @@ def test_another_plan_drops_what_was_ahead() -> None:
     fetch.close()
 
 
-def test_the_global_generator_does_not_see_how_often_processes_begin_anew() -> None:
+def test_the_global_generator_does_not_see_how_often_processes_begin_anew():
     torch.manual_seed(0)
     source = Processes(records_of(Decoded()).gather, workers=1)
     state = torch.get_rng_state()
     for _ in range(2):
-        assert len(list(source.microbatches(parts(2, 2)))) == 2
+        assert len(list(source.microbatches(iter(np.arange(4).reshape(2, 2))))) == 2
     assert torch.equal(torch.get_rng_state(), state)
     source.close()
 
@@ -219,7 +205,7 @@ class Augmented(Decoded):
         return X[index] + torch.rand(())
 
 
-def test_nothing_is_drawn_ahead_between_steps(tmp_path: Path) -> None:
+def test_nothing_is_drawn_ahead_between_steps(tmp_path):
     """There the generators have states that others can compute, and what is drawn would tell how much is ahead."""
     records, between = Augmented(), set[int]()
     with Ledger(tmp_path / "ledger") as ledger, run_on(records, ledger, steps=40) as run:
@@ -243,12 +229,12 @@ class TellsItsSeed(Decoded):
         return torch.tensor(torch.equal(plain, torch.get_rng_state()))
 
 
-def test_columns_are_gathered_by_a_thread_also_where_processes_are_asked_for() -> None:
+def test_columns_are_gathered_by_a_thread_also_where_processes_are_asked_for():
     fetch = fetch_of(records_of(X).gather, workers=2, ahead=1, to=None, expected=1.0)
     assert isinstance(fetch._source, Thread)
 
 
-def test_processes_have_seeds_that_are_too_many_to_be_tried() -> None:
+def test_processes_have_seeds_that_are_too_many_to_be_tried():
     source = Processes(records_of(TellsItsSeed()).gather, workers=1)
     [told] = list(source.microbatches(iter([np.arange(2)])))
     source.close()

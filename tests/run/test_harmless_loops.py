@@ -1,7 +1,5 @@
 """Loops and losses that people write, and that harm nothing: accepted, with the result of the plain loop."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,7 +19,6 @@ from small_loop import C, X, Y, clipped_mean, flat, loss, process, small_model, 
 
 
 def trained() -> Tensor:
-    """The weights after a plain loop."""
     model = small_model()
     with small_run(model, SGD(model.parameters(), lr=0.3)) as run:
         take_steps(run)
@@ -38,7 +35,7 @@ BEFORE: dict[str, Callable[[nn.Module, Optimizer], Any]] = {
 
 
 @pytest.mark.parametrize("before", BEFORE.values(), ids=BEFORE)
-def test_what_precedes_a_step(before: Any) -> None:
+def test_what_precedes_a_step(before):
     model = small_model()
     optimizer = SGD(model.parameters(), lr=0.3)
     with small_run(model, optimizer) as run:
@@ -53,7 +50,7 @@ def test_what_precedes_a_step(before: Any) -> None:
 @pytest.mark.parametrize(
     ("engine", "layer"), [(BookKeeping(), 0), (BookKeeping(), 2), (ReweightGP(), 0), (PerExampleLoop(), 2)]
 )
-def test_a_layer_that_is_frozen_stops_and_the_others_are_clipped_without_it(engine: Any, layer: int) -> None:
+def test_a_layer_that_is_frozen_stops_and_the_others_are_clipped_without_it(engine, layer):
     model = small_model()
     parameters = model.parameters()
     optimizer = AdamW(parameters, lr=0.1) if layer else SGD(parameters, lr=0.3, momentum=0.9, weight_decay=0.1)
@@ -89,7 +86,7 @@ LAZY: dict[str, Callable[[], nn.Module]] = {
 
 
 @pytest.mark.parametrize("make", LAZY.values(), ids=LAZY)
-def test_lazy_modules_are_refused_until_they_have_shapes(make: Callable[[], nn.Module]) -> None:
+def test_lazy_modules_are_refused_until_they_have_shapes(make):
     model = make()
     with pytest.raises(ValueError, match="a lazy module has no parameters before its first input"):
         PerExampleClip(model, C)
@@ -143,7 +140,7 @@ LOSSES = [normal_prior, normal_with_a_number, weighted_classes, number_at_a_mask
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda f: f.__name__)
-def test_sum_of_single_examples(loss: Callable[..., Tensor]) -> None:
+def test_sum_of_single_examples(loss):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3)).double()
     before = Distribution._validate_args

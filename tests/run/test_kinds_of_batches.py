@@ -1,7 +1,5 @@
 """Runs with batches for users, truncated batches and balls-in-bins batches: what they draw, record and refuse."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +32,11 @@ def begin(folder: Path | None = None, dataset: Any = X, **changes: Any) -> Priva
 
 
 def take_batches(run: PrivateRun, steps: int | None = None, size: Any = 4) -> list[np.ndarray]:
-    """The indices of the batches of these steps."""
     return [step.indices for step in take_steps(run, square, steps=steps, size=size)]
 
 
 @pytest.mark.parametrize(("kind", "size"), list(zip(KINDS, [4, "auto"] * 3, strict=False)))
-def test_the_ledger_records_how_batches_are_drawn(kind: str, size: Any) -> None:
+def test_the_ledger_records_how_batches_are_drawn(kind, size):
     given, event = KINDS[kind]
     with begin(**given) as run:
         batches = take_batches(run, size=size)
@@ -58,6 +55,7 @@ def test_the_ledger_records_how_batches_are_drawn(kind: str, size: Any) -> None:
         assert all(np.bincount(IDS[batch]).max(initial=0) <= 1 for batch in batches)
 
 
+OF_FEW = {"users": Users(IDS, 2, public_users=5)}
 REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "more records than declared": ({"sampling": TruncatedPoisson(13, 59)}, PrivacyError, "60 records"),
     "no number of records": ({"sampling": TruncatedPoisson(13)}, ValueError, "declare public_size"),
@@ -65,16 +63,12 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "a name": ({"sampling": "poisson"}, TypeError, "got 'poisson'"),
     "ids alone": ({"users": IDS}, TypeError, r"expected users to be Users\(ids, most_records\), got a ndarray"),
     "other records": ({"users": Users(IDS[1:], 2)}, ValueError, "59 ids for 60 records"),
-    "too few users": (
-        {"users": Users(IDS, 2, public_users=5), "sampling_rate": None, "public_size": 60},
-        ValueError,
-        "12 records",
-    ),
+    "too few users": (OF_FEW | {"sampling_rate": None, "public_size": 60}, ValueError, "12 records"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_declarations_that_are_refused(case: str) -> None:
+def test_declarations_that_are_refused(case):
     given, error, message = REFUSED[case]
     with pytest.raises(error, match=message):
         begin(**given)
@@ -90,7 +84,7 @@ CHOICES: dict[str, tuple[dict[str, Any], UserLevel]] = {
 
 @pytest.mark.parametrize("case", CHOICES)
 @pytest.mark.parametrize("records", [60, 24])
-def test_records_or_users_are_sampled_whichever_costs_less(case: str, records: int) -> None:
+def test_records_or_users_are_sampled_whichever_costs_less(case, records):
     """By declared numbers alone, whatever the number of records and of users is."""
     given, expected = CHOICES[case]
     users = Users(IDS[:records], 3, public_users=given.get("users"))
@@ -106,7 +100,7 @@ def test_records_or_users_are_sampled_whichever_costs_less(case: str, records: i
 
 
 @pytest.mark.parametrize(("rate", "bins"), [(1.0, 1), (1 / 49, 49), (0.07, 15), (0.3, 4)])
-def test_bins_follow_from_the_declared_rate(rate: float, bins: int) -> None:
+def test_bins_follow_from_the_declared_rate(rate, bins):
     assert BallsInBins().release(rate, None, ())(1.0) == BallsInBinsGaussian(bins, 1.0)
     assert BallsInBins(7).release(rate, None, ())(1.0) == BallsInBinsGaussian(7, 1.0)
 
@@ -118,7 +112,7 @@ def resume(folder: Path, dataset: Any = X, users: Users | None = None) -> Privat
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_resumed_run_goes_on_with_the_same_kind(kind: str, tmp_path: Path) -> None:
+def test_a_resumed_run_goes_on_with_the_same_kind(kind, tmp_path):
     given, event = KINDS[kind]
     with begin(tmp_path, **given) as run:
         first = take_batches(run, 3)
@@ -133,7 +127,7 @@ def test_a_resumed_run_goes_on_with_the_same_kind(kind: str, tmp_path: Path) -> 
         assert len(np.intersect1d(np.concatenate(first), np.concatenate(batches[:2]))), "not the rest of the old one"
 
 
-def test_other_users_are_refused(tmp_path: Path) -> None:
+def test_other_users_are_refused(tmp_path):
     with begin(tmp_path, users=Users(IDS, 3)) as run:
         take_batches(run, 2)
         run.save(tmp_path)

@@ -1,10 +1,8 @@
 """Pieces that find their own size: the sum, the noise and the bound are those of the whole batch, whatever fits."""
 
-from __future__ import annotations
-
 import contextlib
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 from unittest import mock
 
 import pytest
@@ -113,7 +111,7 @@ class Training:
         self.released.append(torch.cat([p.grad.flatten().clone() for p in self.model.parameters()]))
         self.optimizer.zero_grad()
 
-    def go(self, size: int | str) -> Training:
+    def go(self, size: int | str) -> Self:
         with self.run:
             for batch in self.run.batches():
                 for piece in batch.microbatches(size):
@@ -130,7 +128,7 @@ def lengths(training: Training) -> list[int]:
     ("room", "holds", "bound"),  # with 1e-3 all examples are clipped, with 1e3 none
     [(1e9, 1e9, 0.5), (12, 1e9, 1e-3), (1e9, 12, 1e3), (1, 1e9, 0.5), (1e9, 1, 0.5)],
 )
-def test_mechanism_is_that_of_the_whole_batch(room: float, holds: float, bound: float) -> None:
+def test_mechanism_is_that_of_the_whole_batch(room, holds, bound):
     whole = Training(Room(1e9), bound=bound).go(1000)
     cut = Training(Room(room), holds, bound=bound).go("auto")
     assert lengths(whole) == [SIZE] * 3
@@ -141,24 +139,24 @@ def test_mechanism_is_that_of_the_whole_batch(room: float, holds: float, bound: 
     assert sorted(record for part in cut.seen for record in part) == sorted([*range(SIZE)] * 3)
 
 
-def test_size_doubles_while_it_fits_twice_and_is_remembered() -> None:
+def test_size_doubles_while_it_fits_twice_and_is_remembered():
     training = Training(Room(17)).go("auto")
     assert lengths(training) == [1, 2, 4, 8, 16, 14, 16, 16, 13, 16, 16, 13]
 
 
-def test_memory_that_runs_out_halves_the_size_for_good() -> None:
+def test_memory_that_runs_out_halves_the_size_for_good():
     training = Training(Room(1e9), holds=6).go("auto")
     assert training.tried[:7] == [1, 2, 4, 8, 4, 4, 4]
     assert training.tried.count(8) == 1
     assert training.room.given_back == 1
 
 
-def test_one_example_that_does_not_fit_is_the_users_error() -> None:
+def test_one_example_that_does_not_fit_is_the_users_error():
     with pytest.raises(torch.OutOfMemoryError):
         Training(Room(1), holds=0).go("auto")
 
 
-def test_memory_that_runs_out_in_the_models_call_can_be_met_by_going_on() -> None:
+def test_memory_that_runs_out_in_the_models_call_can_be_met_by_going_on():
     """In a call of the loop's own, before the piece is given to the run."""
     whole, training = Training(Room(1e9)).go(1000), Training(Room(1e9))
 
@@ -182,7 +180,7 @@ def test_memory_that_runs_out_in_the_models_call_can_be_met_by_going_on() -> Non
     torch.testing.assert_close(torch.stack(training.released), torch.stack(whole.released), rtol=1e-12, atol=1e-12)
 
 
-def test_devices_count_what_their_allocator_can_still_hand_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_count_what_their_allocator_can_still_hand_out(monkeypatch):
     peaks, emptied, anew = {0: 0, 1: 0}, [], []
     for name, answer in {
         "memory_allocated": lambda d: 100,
@@ -206,7 +204,7 @@ def test_devices_count_what_their_allocator_can_still_hand_out(monkeypatch: pyte
     assert emptied == [True]
 
 
-def test_process_is_measured_where_the_system_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_is_measured_where_the_system_tells(monkeypatch):
     files = {"VmRSS": 1000, "VmHWM": 1000, "MemAvailable": 80_000}
     monkeypatch.setattr(loading, "_kilobytes", lambda file, entry: files[entry])
     memory = ProcessMemory()

@@ -1,7 +1,5 @@
 """``.grad`` holds what a release wrote, or what the user's hooks returned for it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -11,7 +9,7 @@ from noisette.core.noise import SecretKey
 
 
 @pytest.fixture
-def parameters() -> dict[str, nn.Parameter]:
+def parameters():
     return {f"p{k}": nn.Parameter(torch.zeros(3)) for k in range(7)}
 
 
@@ -24,7 +22,7 @@ def released(parameters: dict[str, nn.Parameter]) -> GaussianRelease:
     return release
 
 
-def test_hooks_get_the_released_gradient_and_what_they_return_stays(parameters: dict[str, nn.Parameter]) -> None:
+def test_hooks_get_the_released_gradient_and_what_they_return_stays(parameters):
     seen: list[Tensor] = []
     after: list[Tensor | None] = []
     parameters["p0"].register_hook(lambda grad: 2 * grad)
@@ -37,7 +35,7 @@ def test_hooks_get_the_released_gradient_and_what_they_return_stays(parameters: 
     release.check_no_others(parameters)
 
 
-def test_a_frozen_parameter_gets_none(parameters: dict[str, nn.Parameter]) -> None:
+def test_a_frozen_parameter_gets_none(parameters):
     parameters["p0"].requires_grad_(False)
     released(parameters)
     assert parameters["p0"].grad is None

@@ -1,9 +1,6 @@
 """What a message of a run says to do is done, and the run goes on."""
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -29,7 +26,7 @@ def train(model: nn.Module, loss: Loss = loss, rows: Tensor = X) -> None:
         take_steps(run, loss)
 
 
-def test_a_loss_that_was_computed_already_is_given_as_a_function() -> None:
+def test_a_loss_that_was_computed_already_is_given_as_a_function():
     with run_of(network(nn.GroupNorm(2, 8)), X) as run:
         for batch in run.batches():
             for x, y in batch.microbatches(64):
@@ -43,7 +40,7 @@ VIEWS = {"all": lambda x: x, "some": lambda x: x[:5], "in another shape": lambda
 
 
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
-def test_a_loss_that_reads_the_data_set_itself_centres_by_public_data(view: Callable[[Tensor], Tensor]) -> None:
+def test_a_loss_that_reads_the_data_set_itself_centres_by_public_data(view):
     def centred_by(others: Tensor) -> Loss:
         return lambda model, x, y: F.cross_entropy(model(x - others.mean()), y)
 
@@ -55,7 +52,7 @@ def test_a_loss_that_reads_the_data_set_itself_centres_by_public_data(view: Call
     train(model, centred_by(view(both[40:])), both[:40])  # in the same memory, behind the records
 
 
-def test_class_weights_have_an_effect_on_sums() -> None:
+def test_class_weights_have_an_effect_on_sums():
     def step(**reduction: str) -> Tensor:
         torch.manual_seed(0)
         clip = PerExampleClip(nn.Sequential(nn.Flatten(), nn.Linear(108, 3)), 100.0)
@@ -68,7 +65,7 @@ def test_class_weights_have_an_effect_on_sums() -> None:
     assert not torch.allclose(step(reduction="sum"), without)
 
 
-def test_a_loss_over_a_batch_is_refused_before_a_release_and_one_of_each_example_trains() -> None:
+def test_a_loss_over_a_batch_is_refused_before_a_release_and_one_of_each_example_trains():
     times = torch.arange(40.0).unsqueeze(1) / 40
 
     def partial_likelihood(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -92,7 +89,7 @@ def test_a_loss_over_a_batch_is_refused_before_a_release_and_one_of_each_example
     train(nn.Linear(1, 3), right_already, times)
 
 
-def test_instance_norm_is_built_without_statistics_as_the_message_says() -> None:
+def test_instance_norm_is_built_without_statistics_as_the_message_says():
     model = network(nn.InstanceNorm2d(8, affine=True, track_running_stats=True))
     with pytest.raises(PrivacyError, match="build it with track_running_stats=False"):
         run_of(model)
@@ -103,7 +100,7 @@ def test_instance_norm_is_built_without_statistics_as_the_message_says() -> None
     train(network(nn.InstanceNorm2d(8, affine=True, track_running_stats=True)).eval())
 
 
-def test_a_teacher_that_follows_the_weights_is_declared() -> None:
+def test_a_teacher_that_follows_the_weights_is_declared():
     model = network(nn.GroupNorm(2, 8))
     teacher = copy.deepcopy(model).eval()
 

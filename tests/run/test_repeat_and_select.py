@@ -1,7 +1,5 @@
 """The driver of a search: what it charges, what it draws, and what leaves it."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -20,7 +18,6 @@ def drawn(monkeypatch, number):
 
 
 def results_of(values):
-    """A run that returns these values in turn; an exception is raised."""
     left = iter(values)
 
     def train_once(ledger):

@@ -1,7 +1,5 @@
 """Runs that are saved and resumed: they end as if nothing had been, or sooner, and spend no more than was planned."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from functools import partial
@@ -82,7 +80,7 @@ def state(parts: Pair) -> list[Tensor]:
 
 @pytest.mark.parametrize(("optimizer", "rule"), [("momentum", "flat"), ("AdamW", "adaptive")])
 @pytest.mark.usefixtures("known_key")
-def test_a_resumed_run_ends_where_it_would_have_ended(optimizer: str, rule: str, tmp_path: Path) -> None:
+def test_a_resumed_run_ends_where_it_would_have_ended(optimizer, rule, tmp_path):
     """To the last bit, with noise and sampling forced to be those of the run that was not cut."""
     model = Small()
     whole, first = (pair(copy.deepcopy(model), optimizer, rule) for _ in range(2))
@@ -100,7 +98,7 @@ def test_a_resumed_run_ends_where_it_would_have_ended(optimizer: str, rule: str,
     assert run.epsilon(delta=1e-5) == RdpAccountant().compose({run.event: 8}).epsilon(delta=1e-5)
 
 
-def test_each_process_draws_noise_of_its_own(tmp_path: Path) -> None:
+def test_each_process_draws_noise_of_its_own(tmp_path):
     """The step that was lost and the one that takes its place are on the same weights; the same noise would tell."""
     begun(tmp_path, sampling_rate=1e-300)
     released = []
@@ -114,7 +112,7 @@ def test_each_process_draws_noise_of_its_own(tmp_path: Path) -> None:
     assert not torch.equal(released[1], released[2])
 
 
-def test_what_a_dead_process_reserved_is_lost(tmp_path: Path) -> None:
+def test_what_a_dead_process_reserved_is_lost(tmp_path):
     run = begin(tmp_path, steps=40)
     take_steps(run, steps=10)
     run.save(tmp_path / "saved")
@@ -131,7 +129,7 @@ def test_what_a_dead_process_reserved_is_lost(tmp_path: Path) -> None:
     assert run.ledger.events == {run.event: 40}
 
 
-def test_steps_that_were_taken_after_the_run_was_saved_are_lost(tmp_path: Path) -> None:
+def test_steps_that_were_taken_after_the_run_was_saved_are_lost(tmp_path):
     run = begin(tmp_path, steps=20)
     with run.ledger, run:
         take_steps(run, steps=5)
@@ -141,7 +139,7 @@ def test_steps_that_were_taken_after_the_run_was_saved_are_lost(tmp_path: Path) 
         assert (run.steps_taken, run.steps_lost, run.steps_left) == (5, 3, 12)
 
 
-def test_two_runs_from_one_checkpoint_add_up(tmp_path: Path) -> None:
+def test_two_runs_from_one_checkpoint_add_up(tmp_path):
     begun(tmp_path, steps=20)
     with go_on(tmp_path) as run:
         take_steps(run, steps=4)
@@ -151,14 +149,14 @@ def test_two_runs_from_one_checkpoint_add_up(tmp_path: Path) -> None:
     assert run.ledger.events == {run.event: 20}
 
 
-def test_two_runs_at_once_are_refused(tmp_path: Path) -> None:
+def test_two_runs_at_once_are_refused(tmp_path):
     begun(tmp_path)
     with go_on(tmp_path), pytest.raises(PrivacyError, match="is open for writing elsewhere"):
         go_on(tmp_path)
     go_on(tmp_path).close()
 
 
-def test_a_budget_is_that_of_everything_in_the_ledger(tmp_path: Path) -> None:
+def test_a_budget_is_that_of_everything_in_the_ledger(tmp_path):
     other = PoissonGaussian(0.4, 2.0)
     ledger = Ledger(tmp_path / "ledger.jsonl", dataset="mine")
     ledger.charge(other, 20)
@@ -172,9 +170,7 @@ def test_a_budget_is_that_of_everything_in_the_ledger(tmp_path: Path) -> None:
     assert alone < 7
 
 
-def test_a_release_that_breaks_off_is_paid_for_and_never_repeated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_release_that_breaks_off_is_paid_for_and_never_repeated(tmp_path, monkeypatch):
     """Its noise may stand in some gradients already; on another sum it would show the difference."""
     run = begin(tmp_path, sampling_rate=1e-300)
     next(run.batches())
@@ -220,18 +216,18 @@ OTHERS: dict[str, tuple[Callable[[], Pair], str]] = {
 
 
 @pytest.mark.parametrize(("other", "message"), OTHERS.values(), ids=OTHERS)
-def test_another_model_or_optimizer_or_bound_is_refused(other: Any, message: str, tmp_path: Path) -> None:
+def test_another_model_or_optimizer_or_bound_is_refused(other, message, tmp_path):
     begun(tmp_path)
     assert_refused(tmp_path, other(), ValueError, message)
 
 
 @pytest.mark.parametrize("other", [(X + 1, Y), (X, Y.flip(0)), (X[1:], Y[1:]), X], ids=["x", "y", "fewer", "x alone"])
-def test_other_records_are_refused(other: Any, tmp_path: Path) -> None:
+def test_other_records_are_refused(other, tmp_path):
     begun(tmp_path)
     assert_refused(tmp_path, pair(), ValueError, "not the one that the run began with", dataset=other)
 
 
-def test_a_ledger_that_was_put_back_is_refused(tmp_path: Path) -> None:
+def test_a_ledger_that_was_put_back_is_refused(tmp_path):
     """An older copy would have the steps since then for nothing."""
     run = begin(tmp_path)
     with run.ledger, run:
@@ -243,14 +239,14 @@ def test_a_ledger_that_was_put_back_is_refused(tmp_path: Path) -> None:
     assert_refused(tmp_path, pair(), PrivacyError, "is an older copy that misses steps")
 
 
-def test_another_runs_ledger_is_refused(tmp_path: Path) -> None:
+def test_another_runs_ledger_is_refused(tmp_path):
     begun(tmp_path / "a")
     begun(tmp_path / "b", noise_multiplier=1.5)
     (tmp_path / "a" / "ledger.jsonl").write_bytes((tmp_path / "b" / "ledger.jsonl").read_bytes())
     assert_refused(tmp_path / "a", pair(), PrivacyError, "belongs to another run")
 
 
-def test_a_checkpoint_does_not_choose_a_file_elsewhere_to_write_to(tmp_path: Path) -> None:
+def test_a_checkpoint_does_not_choose_a_file_elsewhere_to_write_to(tmp_path):
     begun(tmp_path / "run")
     (tmp_path / "other").mkdir()
     (tmp_path / "run" / "ledger.jsonl").rename(tmp_path / "other" / "ledger.jsonl")
@@ -261,13 +257,13 @@ def test_a_checkpoint_does_not_choose_a_file_elsewhere_to_write_to(tmp_path: Pat
         assert run.steps_taken == 3
 
 
-def test_a_ledger_in_memory_cannot_be_gone_on_with(tmp_path: Path) -> None:
+def test_a_ledger_in_memory_cannot_be_gone_on_with(tmp_path):
     with begin(tmp_path, ledger=Ledger()) as run, pytest.raises(ValueError, match=r"give\s+privatize a Ledger\(path\)"):
         run.save(tmp_path / "saved")
     assert not (tmp_path / "saved").exists()
 
 
-def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_of_something_else_is_refused(tmp_path):
     from noisette.run import checkpoint as checkpoint_file
 
     begun(tmp_path)
@@ -280,7 +276,7 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
         assert_refused(tmp_path, pair(), ValueError, "holds no checkpoint of a run")
 
 
-def test_no_secret_and_no_record_is_written(tmp_path: Path, known_key: bytes) -> None:
+def test_no_secret_and_no_record_is_written(tmp_path, known_key):
     begun(tmp_path)
     written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     assert known_key not in written
@@ -289,9 +285,7 @@ def test_no_secret_and_no_record_is_written(tmp_path: Path, known_key: bytes) ->
     assert [path.stat().st_mode & 0o777 for path in tmp_path.rglob("*.*")] == [0o600] * 3
 
 
-def test_the_ledger_is_on_the_disk_before_the_checkpoint_that_names_its_last_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_ledger_is_on_the_disk_before_the_checkpoint_that_names_its_last_line(tmp_path, monkeypatch):
     run = begin(tmp_path)
     take_steps(run, steps=2)
     synced = []

@@ -1,7 +1,5 @@
 """The samplers of a run beside Poisson batches, against the exact distributions that are priced."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from itertools import combinations, product
 from math import comb
@@ -31,19 +29,19 @@ def chosen(sampler: BallsInBinsSampler, passes: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("bins", [1, 2, 3, 7, 64])
-def test_each_pass_has_each_record_once(bins: int) -> None:
+def test_each_pass_has_each_record_once(bins):
     chosen(BallsInBinsSampler(200, bins, KEY), passes=3)
 
 
 @pytest.mark.parametrize("bins", [2, 3])
-def test_every_assignment_is_equally_likely(bins: int) -> None:
+def test_every_assignment_is_equally_likely(bins):
     """All assignments of three records are enumerated."""
     found = Counter(map(tuple, chosen(BallsInBinsSampler(3, bins, KEY), passes=5000).tolist()))
     every = list(product(range(bins), repeat=3))
     assert stats.chisquare([found[assignment] for assignment in every]).pvalue > 1e-6
 
 
-def test_law_of_bins() -> None:
+def test_law_of_bins():
     """Bins equally often for each record, sizes that vary as they should, and passes that do not know each other."""
     found = chosen(BallsInBinsSampler(100, 5, KEY), passes=400)
     for table in (found, found.T):
@@ -65,7 +63,7 @@ def entered(sampler: CyclicPoissonSampler, steps: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("rate", "bands", "first"), [(1.0, 1, 0), (1.0, 7, 5), (0.05, 7, 0), (0.4, 300, 5)])
-def test_a_record_is_in_at_most_one_of_so_many_consecutive_batches(rate: float, bands: int, first: int) -> None:
+def test_a_record_is_in_at_most_one_of_so_many_consecutive_batches(rate, bands, first):
     found = entered(CyclicPoissonSampler(500, rate, bands, KEY, first), 3 * bands + 2)
     for start in range(2 * bands + 3):
         assert found[start : start + bands].sum(0).max() <= 1
@@ -76,7 +74,7 @@ def test_a_record_is_in_at_most_one_of_so_many_consecutive_batches(rate: float, 
         assert (found[:bands].sum(0) == 1).all()
 
 
-def test_law_of_groups() -> None:
+def test_law_of_groups():
     """Groups of all sizes equally often, batches of the declared rate, and records that do not know each other."""
     size, bands, rate, steps = 4000, 8, 0.3, 400
     sampler = CyclicPoissonSampler(size, rate, bands, KEY)
@@ -94,7 +92,7 @@ def test_law_of_groups() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.3, 0.02])
-def test_a_record_does_not_see_the_others(rate: float) -> None:
+def test_a_record_does_not_see_the_others(rate):
     long, short = (entered(CyclicPoissonSampler(size, rate, 5, KEY), 60) for size in (900, 600))
     np.testing.assert_array_equal(long[:, :600], short)
     long, short = (chosen(BallsInBinsSampler(size, 4, KEY), 2) for size in (50, 30))
@@ -102,7 +100,7 @@ def test_a_record_does_not_see_the_others(rate: float) -> None:
 
 
 @pytest.mark.parametrize("rate", [0.3, 0.02, 1.0])
-def test_one_band_is_poisson_sampling(rate: float) -> None:
+def test_one_band_is_poisson_sampling(rate):
     for step in range(5):
         np.testing.assert_array_equal(
             CyclicPoissonSampler(700, rate, 1, KEY).indices(step=step),
@@ -110,7 +108,7 @@ def test_one_band_is_poisson_sampling(rate: float) -> None:
         )
 
 
-def test_another_key_draws_other_groups() -> None:
+def test_another_key_draws_other_groups():
     one, other = (CyclicPoissonSampler(1000, 1.0, 4, key)._groups for key in (KEY, SecretKey()))
     assert 150 < (one == other).sum() < 350
 
@@ -120,7 +118,7 @@ def sampler(size: int, rate: float, largest: int, key: SecretKey = KEY) -> Trunc
 
 
 @pytest.mark.parametrize(("rate", "largest"), [(0.4, 2), (0.7, 3), (1.0, 2), (0.6, 1)])
-def test_exact_distribution(rate: float, largest: int) -> None:
+def test_exact_distribution(rate, largest):
     """Every Poisson batch of four records is enumerated, and every subset that it may be cut to."""
     probability: defaultdict[tuple[int, ...], float] = defaultdict(float)
     for size in range(5):
@@ -137,7 +135,7 @@ def test_exact_distribution(rate: float, largest: int) -> None:
     assert stats.chisquare([found[batch] for batch in possible], expected).pvalue > 1e-6
 
 
-def test_a_record_is_added_or_replaces_one() -> None:
+def test_a_record_is_added_or_replaces_one():
     """The coupling that is priced: below the largest size a record is added; otherwise it may replace one other."""
     less, more, plain = sampler(20, 0.5, 10), sampler(21, 0.5, 10), PoissonSampler(20, 0.5, KEY)
     seen = Counter()
@@ -152,13 +150,13 @@ def test_a_record_is_added_or_replaces_one() -> None:
     assert seen[False, True] / (seen[False, True] + seen[False, False]) == pytest.approx(0.5, abs=0.06)
 
 
-def test_more_records_than_declared_are_refused() -> None:
+def test_more_records_than_declared_are_refused():
     sampler(1000, 0.1, 5)
     with pytest.raises(PrivacyError, match=r"1001 records.*most_records=1000"):
         sampler(1001, 0.1, 5)
 
 
-def test_number_of_subsets() -> None:
+def test_number_of_subsets():
     """Full batches of all records: each subset is equally likely."""
     found = Counter(tuple(sampler(6, 1.0, 3).indices(step=step).tolist()) for step in range(8000))
     assert len(found) == comb(6, 3)

@@ -1,7 +1,5 @@
 """Two and three runs on one ledger, in every order of their steps, never cost more together than the budget of each."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterator
@@ -29,8 +27,6 @@ COMPOSED: dict[frozenset[tuple[Event, int]], RdpCurve] = {}
 
 
 class Remembering(RdpAccountant):
-    """Composes each collection of events once."""
-
     def compose(self, events: Events) -> RdpCurve:
         key = frozenset(events.items())
         if key not in COMPOSED:
@@ -43,7 +39,6 @@ ACCOUNTANT = Remembering()
 
 @lru_cache
 def noise_for(epsilon: float) -> float:
-    """The noise with which a run of so many steps spends this budget."""
     with begin(Ledger(), epsilon=epsilon) as run:
         return run.noise_multiplier
 
@@ -66,12 +61,10 @@ def go_on(folder: Path, ledger: Ledger) -> PrivateRun:
 
 
 def begin_for(ledger: Ledger, epsilon: float) -> PrivateRun:
-    """A run that spends the whole of this budget."""
     return begin(ledger, epsilon=epsilon, noise_multiplier=noise_for(epsilon))
 
 
 def steps_of(run: PrivateRun) -> Iterator[None]:
-    """One step at a time."""
     for batch in run.batches():
         for x in batch.microbatches(20):
             run.accumulate(square, x)
@@ -109,12 +102,11 @@ def take_turns(runs: list[PrivateRun], order: tuple[int, ...], ledger: Ledger) -
 
 
 def orders(runs: int, steps: int) -> list[tuple[int, ...]]:
-    """Every order in which so many runs take so many steps each."""
     return sorted(set(itertools.permutations([run for run in range(runs) for _ in range(steps)])))
 
 
 @pytest.mark.parametrize("order", orders(2, 3), ids=str)
-def test_two_runs_of_equal_terms_keep_the_budget_in_every_order(order: tuple[int, ...]) -> None:
+def test_two_runs_of_equal_terms_keep_the_budget_in_every_order(order):
     ledger = Ledger()
     with begin_for(ledger, BUDGET) as one, begin_for(ledger, BUDGET) as two:
         assert one.event == two.event
@@ -124,7 +116,7 @@ def test_two_runs_of_equal_terms_keep_the_budget_in_every_order(order: tuple[int
     assert ledger.events == {one.event: STEPS}
 
 
-def test_closing_one_run_keeps_the_lease_of_another(tmp_path: Path) -> None:
+def test_closing_one_run_keeps_the_lease_of_another(tmp_path):
     path = tmp_path / "ledger.jsonl"
     with Ledger(path) as ledger:
         given = {"epsilon": None, "noise_multiplier": 2.0, "steps": 100}
@@ -142,7 +134,7 @@ def test_closing_one_run_keeps_the_lease_of_another(tmp_path: Path) -> None:
     assert Ledger.read(path).committed == 6
 
 
-def test_runs_in_threads_keep_the_budget_of_each(tmp_path: Path) -> None:
+def test_runs_in_threads_keep_the_budget_of_each(tmp_path):
     highest = []
 
     def work(ledger: Ledger) -> None:
@@ -164,7 +156,7 @@ def test_runs_in_threads_keep_the_budget_of_each(tmp_path: Path) -> None:
     assert Ledger.read(tmp_path / "ledger.jsonl").paid == ledger.paid
 
 
-def test_a_short_run_that_crashes_goes_on_for_the_steps_that_are_left(tmp_path: Path) -> None:
+def test_a_short_run_that_crashes_goes_on_for_the_steps_that_are_left(tmp_path):
     with Ledger(tmp_path / "ledger.jsonl") as ledger:
         run = begin(ledger, steps=29, epsilon=None, noise_multiplier=9.0)
         going = steps_of(run)
@@ -189,7 +181,7 @@ def noise_beside(prior: Events, accountant: Accountant = ACCOUNTANT, epsilon: fl
     return noise_multiplier_for(**terms, accountant=accountant, prior_events=prior)
 
 
-def test_a_second_run_has_the_noise_of_the_filter_and_costs_the_budget() -> None:
+def test_a_second_run_has_the_noise_of_the_filter_and_costs_the_budget():
     ledger = Ledger()
     first = take_all(begin(ledger, epsilon=BUDGET / 2))
     assert first.epsilon(delta=DELTA) <= BUDGET / 2
@@ -203,7 +195,7 @@ def test_a_second_run_has_the_noise_of_the_filter_and_costs_the_budget() -> None
     assert RenyiOdometer().compose(ledger.events).epsilon(delta=DELTA) > BUDGET
 
 
-def test_runs_that_were_declared_together_are_composed() -> None:
+def test_runs_that_were_declared_together_are_composed():
     ledger = Ledger()
     ledger.charge(Gaussian(6.0), declaration="all")
     first = take_all(begin(ledger, epsilon=BUDGET / 2, declaration="all"))
@@ -213,7 +205,7 @@ def test_runs_that_were_declared_together_are_composed() -> None:
     assert second.epsilon(delta=DELTA) == pytest.approx(price(ledger), rel=1e-9)
 
 
-def test_after_a_run_with_the_whole_budget_there_is_no_other_even_if_it_was_stopped() -> None:
+def test_after_a_run_with_the_whole_budget_there_is_no_other_even_if_it_was_stopped():
     ledger = Ledger()
     with begin(ledger) as run:
         next(steps_of(run))
@@ -223,7 +215,7 @@ def test_after_a_run_with_the_whole_budget_there_is_no_other_even_if_it_was_stop
 
 
 @pytest.mark.parametrize("order", orders(2, 3)[::6], ids=str)
-def test_runs_that_go_on_after_a_crash_keep_the_budget_in_every_order(order: tuple[int, ...], tmp_path: Path) -> None:
+def test_runs_that_go_on_after_a_crash_keep_the_budget_in_every_order(order, tmp_path):
     """Each is saved after its first step, taken one step further and dropped; what it had reserved is lost."""
     with Ledger(tmp_path / "ledger.jsonl") as ledger:
         runs = [begin_for(ledger, BUDGET), begin_for(ledger, BUDGET)]
@@ -246,7 +238,7 @@ def test_runs_that_go_on_after_a_crash_keep_the_budget_in_every_order(order: tup
         assert price(ledger) <= BUDGET * (1 + 1e-9)
 
 
-def test_a_second_run_with_the_noise_of_composition_is_refused() -> None:
+def test_a_second_run_with_the_noise_of_composition_is_refused():
     ledger = Ledger()
     first = take_all(begin(ledger, epsilon=BUDGET / 2))
     with pytest.raises(PrivacyError, match="beyond the budget of 3"):

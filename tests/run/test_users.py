@@ -1,7 +1,5 @@
 """Records by their users: ids of all kinds, few records of each drawn by the key alone, and batches of both kinds."""
 
-from __future__ import annotations
-
 import time
 import tracemalloc
 from itertools import combinations
@@ -28,16 +26,12 @@ def key(number: int) -> SecretKey:
 
 
 class Column:
-    """Like a column of a table of pandas."""
-
     def to_numpy(self) -> np.ndarray:
         return np.array(IDS, dtype=object)
 
 
 GIVEN: dict[str, tuple[Any, Any]] = {
-    "list": (IDS, X),
     "tuples": ([(name, 1) for name in IDS], X),
-    "array": (NUMBERS.numpy(), X),
     "array of times": (NUMBERS.numpy().astype("M8[ns]"), X),
     "tensor": (NUMBERS, X),
     "column": (Column(), X),
@@ -48,19 +42,19 @@ GIVEN: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.mark.parametrize("given", GIVEN)
-def test_ids_of_all_kinds(given: str) -> None:
+def test_ids_of_all_kinds(given):
     ids, dataset = GIVEN[given]
     assert Users(ids, most_records=2).numbers(dataset, 6).tolist() == EXPECTED
 
 
 @pytest.mark.parametrize("kind", [np.int64, np.uint8, "S7", "U7"])
-def test_ids_in_arrays_are_numbered_in_the_order_of_their_first_records(kind: Any) -> None:
+def test_ids_in_arrays_are_numbered_in_the_order_of_their_first_records(kind):
     ids = np.random.default_rng(0).integers(0, 200, 5000).astype(kind)
     assert Users(ids, 1).numbers(None, 5000).tolist() == Users(ids.tolist(), 1).numbers(None, 5000).tolist()
     assert len(Users(ids[:0], 1).numbers(None, 0)) == 0
 
 
-def test_ids_of_a_million_records_take_seconds_and_little_memory() -> None:
+def test_ids_of_a_million_records_take_seconds_and_little_memory():
     """At most as much as five arrays of numbers; a list of Python values takes twelve."""
     ids = np.random.default_rng(0).integers(0, 100_000, 1_000_000)
     tracemalloc.start()
@@ -72,40 +66,34 @@ def test_ids_of_a_million_records_take_seconds_and_little_memory() -> None:
     assert most < 5 * ids.nbytes
 
 
-class Person:
-    pass
-
-
 NAN = float("nan")
 REFUSED: dict[str, tuple[Any, str]] = {
     "too few": (IDS[1:], "5 ids for 6 records"),
     "none": ([*IDS[:5], None], r"1 records have no user \(index 5\)"),
     "nan": ([1.0, NAN, 2.0, NAN, 1.0, 1.0], r"2 records have no user \(index 1, 3\)"),
-    "no time": (np.array([1, 2, "NaT", 1, 1, 1], dtype="M8[ns]"), "1 records have no user"),
     "masked": (np.ma.masked_equal([1, 2, 3, 1, 1, 1], 3), r"no user \(index 2\)"),
-    "blank in an array": (np.array(["a", " ", "b", "", "a", "a"]), r"2 records have no user \(index 1, 3\)"),
     "blank": (["a", " ", "b", "", "a", "a"], r"2 records have no user \(index 1, 3\)"),
     "lists": ([[1]] * 6, "is a list, which is not compared by value"),
-    "objects": ([Person()] * 6, "is a Person"),
+    "objects": ([object()] * 6, "is a object"),
     "two columns": (X, "shape"),
     "one text": ("abcdef", "got a str"),
 }
 
 
 @pytest.mark.parametrize("given", REFUSED)
-def test_ids_that_are_refused(given: str) -> None:
+def test_ids_that_are_refused(given):
     ids, message = REFUSED[given]
     with pytest.raises((TypeError, ValueError), match=message):
         Users(ids, most_records=2).numbers(X, 6)
 
 
 @pytest.mark.parametrize("numbers", [(0, None), (2.5, None), (True, None), (2, 0)])
-def test_declared_numbers_outside_their_domain(numbers: tuple[Any, Any]) -> None:
+def test_declared_numbers_outside_their_domain(numbers):
     with pytest.raises(ValueError, match=r"most_records|public_users"):
         Users(IDS, *numbers)
 
 
-def test_each_user_keeps_at_most_the_declared_number() -> None:
+def test_each_user_keeps_at_most_the_declared_number():
     users = np.random.default_rng(0).integers(0, 50, 400)
     for most in (1, 3, 1000):
         kept = UserRecords(users, most, SecretKey()).kept
@@ -113,7 +101,7 @@ def test_each_user_keeps_at_most_the_declared_number() -> None:
 
 
 @pytest.mark.parametrize("users", [[0, 0, 0, 0, 1], [1, 0, 0, 1, 0, 0]])
-def test_every_set_of_records_of_a_user_is_kept_equally_often(users: list[int]) -> None:
+def test_every_set_of_records_of_a_user_is_kept_equally_often(users):
     """Also the last ones in the order of the data set; users are those of either end of it."""
     own = np.flatnonzero(np.array(users) == 0)
     sets = list(combinations(own.tolist(), 2))
@@ -130,7 +118,7 @@ def counted(sampler: KeptRecordsSampler | UserSampler, steps: int) -> np.ndarray
     return np.array([np.bincount(users[sampler.indices(step=s)], minlength=users.max() + 1) for s in range(steps)])
 
 
-def test_records_of_a_user_enter_independently() -> None:
+def test_records_of_a_user_enter_independently():
     records = UserRecords(np.repeat(np.arange(40), 7), 3, key(1))
     counts = counted(KeptRecordsSampler(records, 0.3, key(1)), 1000)
     expected = counts.size * stats.binom.pmf(range(4), 3, 0.3)
@@ -140,7 +128,7 @@ def test_records_of_a_user_enter_independently() -> None:
     assert abs(sizes.var() / (120 * 0.3 * 0.7) - 1) < 6 * (2 / 1000) ** 0.5
 
 
-def test_a_user_enters_with_one_record_whatever_it_has() -> None:
+def test_a_user_enters_with_one_record_whatever_it_has():
     users = np.concatenate([np.repeat(np.arange(20), 4), np.arange(20, 40)])
     sampler = UserSampler(UserRecords(users, 3, key(2)), 0.3, key(2))
     counts = counted(sampler, 1000)
@@ -155,10 +143,9 @@ def test_a_user_enters_with_one_record_whatever_it_has() -> None:
     assert stats.chisquare(taken).pvalue > 1e-6
 
 
-def test_batches_that_were_not_drawn_are_refused() -> None:
+def test_batches_that_were_not_drawn_are_refused():
     by_user = UserRecords(np.array([0, 0, 0, 1, 1, 1]), 2, key(3))
     records = by_user.of(records_of(X), 2)
-    assert records.check_batch is not None
     records.check_batch(np.flatnonzero(by_user.kept))
     records.check_batch(np.arange(0))
     for at in (np.arange(6), np.flatnonzero(~by_user.kept)[:1], np.repeat(np.flatnonzero(by_user.kept), 2)):
@@ -169,12 +156,12 @@ def test_batches_that_were_not_drawn_are_refused() -> None:
 
 
 @pytest.mark.parametrize("ids", [[1, "1", 1, "1"], [b"a", "a", "a", "a"], ["2", 2.0, "3", "3"]])
-def test_ids_of_different_kinds_are_refused(ids: list[Any]) -> None:
+def test_ids_of_different_kinds_are_refused(ids):
     """1 and "1" are two values, but hardly two users."""
     with pytest.raises(ValueError, match="would count as two users"):
         Users(ids, most_records=2).numbers(torch.zeros(4, 1), 4)
 
 
 @pytest.mark.parametrize("ids", [[1, 2.0, True, 2], [("a", 1), ("a", 2), ("a", 1), ("a", 2)]])
-def test_ids_of_one_kind_are_compared_by_value(ids: list[Any]) -> None:
+def test_ids_of_one_kind_are_compared_by_value(ids):
     assert Users(ids, most_records=2).numbers(torch.zeros(4, 1), 4).tolist() == [0, 1, 0, 1]

@@ -1,7 +1,5 @@
 """Whether PyTorch itself runs an LSTM under bfloat16 autocast on this processor: without AVX-512, oneDNN does not."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

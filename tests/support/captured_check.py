@@ -1,10 +1,7 @@
 """Compares the sums of a captured step with single examples, and with the step that is not captured."""
 
-from __future__ import annotations
-
 import copy
 import itertools
-from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -24,7 +21,6 @@ def cast(batch: Batch, dtype: torch.dtype) -> Batch:
 
 
 def moved(model: nn.Module) -> None:
-    """An optimizer step, in place of the release."""
     with torch.no_grad():
         for p in model.parameters():
             p.add_(torch.randn_like(p), alpha=0.02)
@@ -40,97 +36,82 @@ def copied(source: nn.Module, target: nn.Module) -> None:
 
 
 def graphs_of(clip: PerExampleClip) -> list[_Timed]:
-    """All graphs of a clip, with their calls."""
-    assert clip._captured is not None
     sizes = [size for kind in clip._captured._kinds.values() for size in kind.captured._sizes.values()]
     return [timed for size in sizes for timed in size.graphs]
 
 
 def assert_captured(clip: PerExampleClip, way: str = "graph", calls: int = 2) -> None:
     """Microbatches are captured, and that way was taken at least so often."""
-    assert clip._captured is not None
     assert clip.capture_problems == ()
     assert sum(timed.calls for timed in graphs_of(clip) if timed.is_compiled == (way == "compiled")) >= calls
 
 
-def by_single_examples(model: nn.Module, loss: Loss, batch: Batch, bound: float) -> tuple[list[Tensor], Tensor]:
-    """The clipped sum of each parameter, and the norms, by one backward pass for each example."""
-    named = [p for p in model.parameters() if p.requires_grad]
-    sums, norms = [torch.zeros_like(p) for p in named], []
-    for i in range(len(next(iter(batch.values())))):
-        value = loss(model, **{name: tensor[i : i + 1] for name, tensor in batch.items()})
-        gradients = torch.autograd.grad(value.sum(), named, allow_unused=True, materialize_grads=True)
-        norms.append(torch.stack([g.norm() for g in gradients]).norm())
-        for total, g in zip(sums, gradients, strict=True):
-            total += g * min(1.0, bound / float(norms[-1]))
-    return sums, torch.stack(norms)
-
-
-def sums_of(clip: PerExampleClip, loss: Loss, batch: Batch, cast_to: torch.dtype | None = None) -> list[Tensor]:
+def sums_of(clip: PerExampleClip, loss: Loss, batch: Batch, cast_to: torch.dtype | None = None) -> Tensor:
+    """The sums of all parameters as one vector in double precision."""
     with torch.autocast("cpu", cast_to) if cast_to else nullcontext():
         clip.accumulate(loss, **batch)
-    return [grad for sum in clip.pop_sums() for grad in sum.grads]
+    return torch.cat([grad.double().flatten() for sum in clip.pop_sums() for grad in sum.grads])
 
 
-def error_of(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+def error_of(found: Tensor, expected: Tensor) -> float:
     """The norm of the difference, as a share of the norm."""
-    pairs = [(a.double(), b.double()) for a, b in zip(found, expected, strict=True)]
-    size = sum(float(b.square().sum()) for _, b in pairs)
-    assert size > 0
-    return (sum(float((a - b).square().sum()) for a, b in pairs) / size) ** 0.5
+    assert expected.any()
+    return float((found - expected).norm() / expected.norm())
 
 
-def check_exact(model: Model, **settings: Any) -> float:
+def by_single_examples(model: nn.Module, loss: Loss, batch: Batch, bound: float) -> tuple[Tensor, Tensor]:
+    """The clipped sum as one vector, and the norms, by one backward pass for each example, with the hooks of norms."""
+    params, rows = [p for p in model.parameters() if p.requires_grad], []
+    for i in range(len(next(iter(batch.values())))):
+        value = loss(model, **{name: tensor[i : i + 1] for name, tensor in batch.items()})
+        gradients = torch.autograd.grad(value.sum(), params, allow_unused=True, materialize_grads=True)
+        rows.append(torch.cat([g.flatten() for g in gradients]))
+    norms = torch.stack([row.norm() for row in rows])
+    return (bound / norms).clamp(max=1) @ torch.stack(rows), norms
+
+
+def check_exact(model: Model) -> float:
     """Sums of a captured step in double precision, with weights that change in between, against single examples."""
-    private = model.make().double()
+    private, errors = model.make().double(), []
     plain = copy.deepcopy(private)
     batches = [cast(model.batch(b), torch.float64) for b in SIZES]
-    _, norms = by_single_examples(plain, model.loss, batches[0], 1.0)
-    bound = float(norms.median()) * 1.0001
-    clip = PerExampleClip(private, bound, capture="graph", **settings)
-    errors = []
+    bound = float(by_single_examples(plain, model.loss, batches[0], 1.0)[1].median()) * 1.0001
+    clip = PerExampleClip(private, bound, capture="graph")
     for batch in batches:
         found = sums_of(clip, model.loss, batch)
         copied(private, plain)
-        expected, _ = by_single_examples(plain, model.loss, batch, bound)
-        errors.append(error_of(found, expected))
+        errors.append(error_of(found, by_single_examples(plain, model.loss, batch, bound)[0]))
         moved(private)
     assert_captured(clip)
-    clip.close()
     return max(errors)
 
 
-def both(model: Model, capture: Any, **settings: Any) -> tuple[PerExampleClip, PerExampleClip]:
-    """A clip of the model whose steps are captured, and one of a copy of it whose steps are not."""
+def both(model: Model, capture: Any) -> tuple[PerExampleClip, PerExampleClip]:
     private = model.make()
-    other = copy.deepcopy(private)
-    eager = PerExampleClip(other, BOUND, capture="eager", **settings)
-    return PerExampleClip(private, BOUND, capture=capture, **settings), eager
+    eager = PerExampleClip(copy.deepcopy(private), BOUND, capture="eager")
+    return PerExampleClip(private, BOUND, capture=capture), eager
 
 
-def check_equal(
-    model: Model, cast_to: torch.dtype | None = None, capture: Any = "graph", sizes: Any = SIZES, **settings: Any
-) -> float:
+def check_equal(model: Model, cast_to: torch.dtype | None = None, capture: Any = "graph") -> float:
     """Sums of a captured step in single precision against those of the same step in the ordinary way."""
-    clip, eager = both(model, capture, **settings)
+    clip, eager = both(model, capture)
     errors = []
-    for b in sizes:
+    for b in SIZES:
         batch = cast(model.batch(b), torch.float32)
         found = sums_of(clip, model.loss, batch, cast_to)
         errors.append(error_of(found, sums_of(eager, model.loss, batch, cast_to)))
         moved(clip.model)
         copied(clip.model, eager.model)
     assert_captured(clip, capture)
-    clip.close()
     return max(errors)
 
 
-def check_same_draws(model: Model, capture: Any = "graph", **settings: Any) -> float:
+def check_same_draws(model: Model) -> float:
     """Sums of a captured step of a random model against those of the step itself, from one state of torch's generator.
 
     The examples fill the rows of the graph, so that both draw the same. Buffers are the same at the end, too.
     """
-    clip, eager = both(model, capture, **settings)
+    clip, eager = both(model, "graph")
     batch = model.batch(6)
     states, found = [], []
     for each in (clip, eager):
@@ -140,6 +121,5 @@ def check_same_draws(model: Model, capture: Any = "graph", **settings: Any) -> f
     assert torch.equal(*states)
     for one, two in zip(clip.model.buffers(), eager.model.buffers(), strict=True):
         torch.testing.assert_close(one, two)
-    assert_captured(clip, capture)
-    clip.close()
+    assert_captured(clip)
     return max(error_of(one, other) for one, other in zip(*found, strict=True))

@@ -1,7 +1,5 @@
 """Models of every kind that a captured step is tested with, small, each with batches of any size."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -64,8 +62,6 @@ def with_public_statistics(norm: Any, make: Callable[[], nn.Module] = vgg_with_b
 
 
 class Reader(nn.Module):
-    """A recurrent layer over embedded words, and scores from its states."""
-
     def __init__(self, kind: type[nn.RNNBase], dropout: float = 0.0) -> None:
         super().__init__()
         self.words = nn.Embedding(WORDS, 4)
@@ -77,8 +73,6 @@ class Reader(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Encoder layers of torch with a padding mask."""
-
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
         layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=dropout, batch_first=True)
@@ -91,8 +85,6 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Decoder layers of torch with a causal mask and a padding mask of what they attend to."""
-
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
         layer = nn.TransformerDecoderLayer(8, 2, 12, dropout=dropout, batch_first=True, norm_first=True)
@@ -124,7 +116,6 @@ def tied(m: Any, x: Tensor) -> Tensor:
 
 
 def rotated(m: Any, x: Tensor) -> Tensor:
-    """A rotary embedding whose tables are made inside of the first call, and kept."""
     if m.__dict__.get("tables") is None:
         angles = torch.arange(x.shape[1], dtype=x.dtype).unsqueeze(1) / torch.tensor([1.0, 10.0], dtype=x.dtype)
         m.tables = angles.cos(), angles.sin()

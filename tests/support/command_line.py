@@ -1,7 +1,5 @@
 """Calls of the command line, and what lies in the folders of its runs."""
 
-from __future__ import annotations
-
 import json
 import resource
 from collections.abc import Callable, Iterator
@@ -14,10 +12,10 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from noisette.cli import app
-from noisette.cli.watch import Watch
+from noisette.cli.train import Watch
 from noisette.run.private import PrivateRun
-from noisette.training.evaluation import Point
-from noisette.training.finished_run import sealed
+from noisette.training.report.facts import Point
+from noisette.training.run_folder import sealed
 
 FILES = {"ledger.jsonl", "model.safetensors", "privacy.txt", "report.html", "run.json"}
 
@@ -28,6 +26,19 @@ def noisette(*words: object) -> Result:
 
 def train(*options: object) -> Result:
     return noisette("train", *options)
+
+
+def succeeded(result: Result) -> Result:
+    """The result of a command that ended well."""
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def refusal(result: Result, *said: str) -> Result:
+    """The result of a command that ended with exit code 2 and said all of this, wherever its lines break."""
+    text = result.output + " ".join(result.output.split())
+    assert (result.exit_code, [words for words in said if words not in text]) == (2, []), result.output
+    return result
 
 
 def facts(out: Path | str) -> dict[str, Any]:
@@ -41,7 +52,6 @@ def reseal(run: Path, facts: dict[str, Any]) -> None:
 
 
 def words(path: Path | str) -> str:
-    """The text of a file with single spaces."""
     return " ".join(Path(path).read_text().split())
 
 
@@ -50,7 +60,6 @@ def tree(folder: Path) -> set[str]:
 
 
 def after_step(step: int, action: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do something when the progress after this step of a run has been shown."""
     shown = Watch.on_step
 
     def on_step(watch: Watch, run: PrivateRun, point: Point) -> None:

@@ -1,16 +1,14 @@
 """Runs of a recipe that are cut short after a step, to be resumed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 
 from noisette.data import DataSet
 from noisette.run.private import PrivateRun
-from noisette.training.evaluation import Point
 from noisette.training.loop import train
 from noisette.training.recipe import Recipe
+from noisette.training.report.facts import Point
 
 
 def pass_by(run: PrivateRun, point: Point) -> None:

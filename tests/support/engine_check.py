@@ -1,15 +1,13 @@
 """Compares the norms and the clipped sum of an engine with the oracle's, for a model given as data."""
 
-from __future__ import annotations
-
 import copy
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from model_cases import Case, Inputs
 from noisette.clipping.engines import BookKeeping, OneByOneWarning, PerExampleLoop, ReweightGP, Vmap
@@ -31,8 +29,6 @@ def cast(inputs: Inputs, dtype: torch.dtype) -> Inputs:
 
 @dataclass
 class Watched:
-    """An engine that remembers the norms it clipped by."""
-
     engine: Engine
     norms: list[Tensor] = field(default_factory=list)
 
@@ -44,19 +40,14 @@ class Watched:
         return self.engine.clipped_sum(forward, parameters, replace(clipping, factors=factors))
 
 
-def measured(
-    model: nn.Module, loss: Callable[..., Tensor], inputs: Inputs, bound: float, engine: Engine
-) -> tuple[Tensor, dict[str, Tensor]]:
+def measured(model, loss, inputs, bound, engine) -> tuple[Tensor, dict[str, Tensor]]:
     """Norms and clipped sum of one microbatch, which must be vectorised."""
     watched = Watched(engine)
     clip = PerExampleClip(model, bound, engine=watched, capture="eager")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", OneByOneWarning)
-            clip.accumulate(loss, *inputs)
-        [total] = clip.pop_sums()
-    finally:
-        clip.close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", OneByOneWarning)
+        clip.accumulate(loss, *inputs)
+    [total] = clip.pop_sums()
     assert total.bound == bound
     sums = dict(zip(clip.parameters, (g.double() for g in total.grads), strict=True))
     return torch.cat(watched.norms).double(), sums

@@ -12,8 +12,6 @@ error estimate. Releases whose losses are all discrete are summed directly inste
 imported but the events.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import time
@@ -122,7 +120,9 @@ class SampledLoss:
             large, rest = np.where(small, 0, exponent), (1 - self.rate) / self.rate
             beyond = math.log(self.rate) + large + _log1p(rest * np.exp(-large))
             return np.where(small, _log1p(self.rate * np.expm1(moved)), beyond)
-        return _log1p_where_small(self._ratio_excess, self._log_ratio, z)
+        ratio = self._ratio_excess(z)
+        small = np.abs(ratio) < 0.5
+        return np.where(small, _log1p(np.where(small, ratio, 0)), self._log_ratio(z))
 
     def _log_ratio(self, z: np.ndarray) -> np.ndarray:
         i = np.arange(self.records + 1)[:, None] * self.shift
@@ -661,12 +661,6 @@ def _log1p(z: np.ndarray) -> np.ndarray:
     near = np.log1p(np.where(far, 0, 2 * x + x * x + y * y)) / 2
     with np.errstate(divide="ignore"):
         return np.where(far, np.log(np.abs(1 + z)), near) + 1j * np.arctan2(y, 1 + x)
-
-
-def _log1p_where_small(excess, log_ratio, z: np.ndarray) -> np.ndarray:
-    r = excess(z)
-    small = np.abs(r) < 0.5
-    return np.where(small, _log1p(np.where(small, r, 0)), log_ratio(z))
 
 
 def _increasing_root(function, low: float, high: float) -> float:

@@ -1,7 +1,5 @@
 """Made-up data sets, and files with made-up results, as finished runs of these plans would leave them."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -29,7 +27,6 @@ def drawn(name: str, shape: tuple[int, ...], seed: int, *, classes: int = 10, si
 
 
 def line(plan: Plan) -> str:
-    """A finished run, as it might have gone: it learns quickly and ends a little above 0.95."""
     steps = [max(1, round(plan.steps * k / 20)) for k in range(1, 21)]
     points = [[step, 0.95 - 0.5 * math.exp(-step / 300) + 0.001 * plan.seed] for step in steps]
     facts = {"data": plan.setting.data, "setting": asdict(plan.setting), "seed": plan.seed, "steps": plan.steps}
@@ -37,14 +34,12 @@ def line(plan: Plan) -> str:
 
 
 def write(plans: Iterable[Plan], folder: Path) -> Path:
-    """The file ``runs.jsonl`` of a folder."""
     path = folder / "runs.jsonl"
     path.write_text("".join(line(plan) + "\n" for plan in plans))
     return path
 
 
 def with_recipe(facts: Facts, **sections: Mapping[str, Any]) -> Facts:
-    """The facts of a run whose recipe has other values in these sections."""
     changed = {name: replace(getattr(facts.recipe, name), **values) for name, values in sections.items()}
     return replace(facts, recipe=replace(facts.recipe, **changed))
 

@@ -1,7 +1,5 @@
 """A recorded forward pass, without a clip."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 import noisette.rules  # noqa: F401 - registers them

@@ -9,8 +9,6 @@ losses above a threshold in B, counts as the sum of binomial(n, k) A^(n - k) B^k
 The difference from a coarser grid is the error estimate.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,16 +39,11 @@ Points = tuple[np.ndarray, np.ndarray]  # losses, and ln of their probabilities
 
 @dataclass(frozen=True)
 class Outputs:
-    """Standard Gaussian outputs right of ``low``, that are moved by at most ``shift`` under P.
+    """Standard Gaussian outputs right of ``low``, that are moved by at most ``shift`` under P."""
 
-    Args:
-        loss: a monotonic function of outputs.
-        log_weight: ln of the density under Q, over that of a standard Gaussian.
-    """
-
-    loss: Callable[[np.ndarray], np.ndarray]
+    loss: Callable[[np.ndarray], np.ndarray]  # a monotonic function of outputs
     shift: float
-    log_weight: Callable[[np.ndarray], np.ndarray] = np.zeros_like
+    log_weight: Callable[[np.ndarray], np.ndarray] = np.zeros_like  # ln of the density under Q, over that of Gaussians
     low: float = -math.inf
 
     def points(self, power: float, h: float, least: float, most: float) -> Points:

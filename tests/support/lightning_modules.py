@@ -1,7 +1,5 @@
 """Modules of Lightning and their trainers, as tests of private ones use them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +26,6 @@ def rows(shift: float = 0.0) -> tuple[Tensor, Tensor]:
 
 
 class Classifier(lightning.LightningModule):
-    """What users write: a network, a step that logs, a rate that falls."""
-
     def __init__(self, rate: float = 0.5) -> None:
         super().__init__()
         self.save_hyperparameters()

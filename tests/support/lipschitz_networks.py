@@ -1,7 +1,5 @@
 """Networks of every kind of Lipschitz layer, small enough for a search."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 
@@ -31,8 +29,12 @@ def sum_of_gradients(model: nn.Module, x: Tensor, y: Tensor, tau: float) -> Tens
     return total
 
 
+def spectral_norm(matrix: Tensor) -> float:
+    """The largest singular value."""
+    return float(torch.linalg.svdvals(matrix.double()).max())
+
+
 def joint(sums: Iterable[BoundedSum]) -> Tensor:
-    """The sums of all parameters as one vector, in double precision."""
     return torch.cat([g.double().flatten() for part in sums for g in part.grads])
 
 

@@ -1,14 +1,11 @@
 """Models as data: each uses parameters in another way, for which the clipped sum must be exact."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 Inputs = tuple[Tensor, ...]
@@ -44,8 +41,6 @@ def labelled(*shape: int) -> Callable[[int], Inputs]:
 
 
 class Forward(nn.Module):
-    """A module from named parts and a function of it and the inputs."""
-
     def __init__(self, forward: Callable[..., Tensor], **parts: nn.Module | Tensor) -> None:
         super().__init__()
         self._forward = forward
@@ -61,6 +56,10 @@ class Forward(nn.Module):
 
 def parameter(*shape: int) -> nn.Parameter:
     return nn.Parameter(torch.randn(shape) * 0.5)
+
+
+def of(forward: Callable[..., Tensor], **shapes: tuple[int, ...]) -> Callable[[], nn.Module]:
+    return lambda: Forward(forward, **{name: parameter(*shape) for name, shape in shapes.items()})
 
 
 def mlp() -> nn.Module:
@@ -123,13 +122,6 @@ def tied_words() -> nn.Module:
     return Forward(forward, table=nn.Embedding(11, 5))
 
 
-def tied_transposed() -> nn.Module:
-    def forward(m: Forward, x: Tensor) -> Tensor:
-        return torch.tanh(F.linear(x, m.w)) @ m.w + F.linear(F.linear(x, m.w), m.w.t())
-
-    return Forward(forward, w=parameter(7, 5))
-
-
 def twice(layer: nn.Module) -> nn.Module:
     return Forward(lambda m, x: m.layer(torch.tanh(m.layer(x))), layer=layer)
 
@@ -152,12 +144,13 @@ def low_rank_on_frozen() -> nn.Module:
     return Forward(lambda m, x: F.linear(x, m.base.weight + m.b @ m.a, m.base.bias), **parts)
 
 
-def normalised_weight() -> nn.Module:
-    def forward(m: Forward, x: Tensor) -> Tensor:
-        w = m.w - m.w.mean(1, keepdim=True)
-        return F.linear(x, w / w.norm(dim=1, keepdim=True))
+def tied_transposed(m: Forward, x: Tensor) -> Tensor:
+    return torch.tanh(F.linear(x, m.w)) @ m.w + F.linear(F.linear(x, m.w), m.w.t())
 
-    return Forward(forward, w=parameter(4, 6))
+
+def normalised_weight(m: Forward, x: Tensor) -> Tensor:
+    w = m.w - m.w.mean(1, keepdim=True)
+    return F.linear(x, w / w.norm(dim=1, keepdim=True))
 
 
 def written_into(m: Forward, x: Tensor) -> Tensor:
@@ -173,7 +166,6 @@ def accumulated_bias(m: Forward, x: Tensor) -> Tensor:
 
 
 def put_together(m: Forward, x: Tensor) -> Tensor:
-    """A weight written into a constant tensor, part by part."""
     h = torch.zeros(6, dtype=x.dtype)
     h[1:4] = m.p
     h[4] = m.q
@@ -225,16 +217,20 @@ def repeated_and_padding(b: int) -> Inputs:
     return (x,)
 
 
-def scale_is_shift() -> nn.Module:
-    return Forward(lambda m, x: F.layer_norm(x, (6,), m.p, m.p), p=parameter(6))
-
-
 def channels_last(b: int) -> Inputs:
     return torch.randn(b, 9, 6, 3).permute(0, 3, 1, 2), torch.zeros(b).long()
 
 
+def scale_is_shift(m: Forward, x: Tensor) -> Tensor:
+    return F.layer_norm(x, (6,), m.p, m.p)
+
+
+def overlapping_views(m: Forward, x: Tensor) -> Tensor:
+    return x + m.p.expand(5, -1) + m.q.unfold(0, 4, 1)
+
+
 def masked(m: Forward, x: Tensor) -> Tensor:
-    return F.linear(x, m.w * m.mask)
+    return F.linear(x, m.w * (torch.arange(24, device=x.device) % 5 > 1).view(4, 6))
 
 
 def products(m: Forward, x: Tensor) -> Tensor:
@@ -245,62 +241,32 @@ CASES = [
     Case("mlp with in-place relu", mlp, labelled(6), cross_entropy),
     Case("cnn with uneven axes", cnn, labelled(3, 9, 6), cross_entropy),
     Case("residual with 1x1 downsampling", residual_with_downsampling, floats(3, 7, 5)),
-    Case(
-        "conv on sequences", lambda: nn.Sequential(nn.Conv1d(3, 4, 3, stride=2, padding=1), nn.Flatten()), floats(3, 9)
-    ),
     Case("conv on channels last", cnn, channels_last, cross_entropy),
     Case("python-loop recurrent", recurrent, floats(5, 5)),
     Case("attention", attention, floats(5, 6)),
-    Case("one parameter in two places of one operation", scale_is_shift, floats(4, 6)),
+    Case("one parameter in two places of one operation", of(scale_is_shift, p=(6,)), floats(4, 6)),
     Case("linear called twice", lambda: twice(nn.Linear(6, 6)), floats(6)),
     Case("conv called twice", lambda: twice(nn.Conv2d(2, 2, 3, padding=1)), floats(2, 5, 4)),
     Case("tied embedding and output", tied_words, ids(6)),
     Case("tied, ids of 32 bits", tied_words, lambda b: (torch.randint(0, 11, (b, 6), dtype=torch.int32),)),
-    Case("tied transposed", tied_transposed, floats(5)),
+    Case("tied transposed", of(tied_transposed, w=(7, 5)), floats(5)),
     Case("padding row", padded_words, repeated_and_padding),
     Case("frozen layer", frozen_layer, labelled(6), cross_entropy),
     Case("frozen weights, trained biases", frozen_weight_trained_bias, labelled(3, 9, 6), cross_entropy),
     Case("unused parameter", lambda: Forward(lambda m, x: m.a(x), a=nn.Linear(6, 4), unused=parameter(3)), floats(6)),
-    Case(
-        "weight under a mask",
-        lambda: Forward(masked, w=parameter(4, 6), mask=(torch.rand(4, 6) > 0.5).float()),
-        floats(6),
-    ),
+    Case("weight under a mask", of(masked, w=(4, 6)), floats(6)),
     Case("low rank on a frozen base", low_rank_on_frozen, floats(6)),
-    Case("standardised weight", normalised_weight, floats(6)),
-    Case("weight norm", lambda: parametrizations.weight_norm(nn.Linear(6, 4)), floats(6)),
-    Case(
-        "overlapping views",
-        lambda: Forward(lambda m, x: x + m.p.expand(5, -1) + m.q.unfold(0, 4, 1), p=parameter(1, 4), q=parameter(8)),
-        floats(5, 4),
-    ),
-    Case(
-        "slices that overlap",
-        lambda: Forward(lambda m, x: F.linear(x, m.w[:3]) + F.linear(x, m.w[2:5]), w=parameter(6, 4)),
-        floats(4),
-    ),
+    Case("standardised weight", of(normalised_weight, w=(4, 6)), floats(6)),
+    Case("overlapping views", of(overlapping_views, p=(1, 4), q=(8,)), floats(5, 4)),
+    Case("slices that overlap", of(lambda m, x: F.linear(x, m.w[:3]) + F.linear(x, m.w[2:5]), w=(6, 4)), floats(4)),
     Case("parameter of two heads", TwoHeads, floats(6), two_heads),
     Case("two calls in one loss", mlp, lambda b: (torch.randn(b, 6), torch.randn(b, 6)), two_calls),
-    Case(
-        "elementwise",
-        lambda: Forward(elementwise, **{name: parameter(*shape) for name, shape in ELEMENTWISE.items()}),
-        floats(3, 4),
-    ),
-    Case("data written into a weight", lambda: Forward(written_into, p=parameter(4)), floats(4)),
-    Case("bias added in place", lambda: Forward(accumulated_bias, w=parameter(4, 6), p=parameter(4)), floats(6)),
-    Case(
-        "weight put together",
-        lambda: Forward(put_together, p=parameter(3), q=parameter(), w=parameter(6)),
-        floats(4, 6),
-    ),
-    Case("bias activated in place", lambda: Forward(activated_in_place, w=parameter(4, 6), p=parameter(4)), floats(6)),
-    Case(
-        "matrix products",
-        lambda: Forward(products, w=parameter(6, 4), b=parameter(4), v=parameter(4)),
-        floats(6),
-        lambda model, x: model(x).square(),
-    ),
-    Case("linear on four axes", lambda: nn.Linear(6, 4), floats(2, 3, 6)),
+    Case("elementwise", of(elementwise, **ELEMENTWISE), floats(3, 4)),
+    Case("data written into a weight", of(written_into, p=(4,)), floats(4)),
+    Case("bias added in place", of(accumulated_bias, w=(4, 6), p=(4,)), floats(6)),
+    Case("weight put together", of(put_together, p=(3,), q=(), w=(6,)), floats(4, 6)),
+    Case("bias activated in place", of(activated_in_place, w=(4, 6), p=(4,)), floats(6)),
+    Case("matrix products", of(products, w=(6, 4), b=(4,), v=(4,)), floats(6), lambda model, x: model(x).square()),
     Case(
         "layer norms",
         lambda: nn.Sequential(nn.Linear(4, 4), nn.LayerNorm((3, 4)), nn.RMSNorm(4), nn.LayerNorm(4, bias=False)),

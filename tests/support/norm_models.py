@@ -1,7 +1,5 @@
 """Small networks with batch norm in every place, and public batches for them."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,8 +9,6 @@ from torch import Tensor, nn
 
 
 class Residual(nn.Module):
-    """Two convolutions with batch norm and a shortcut with batch norm."""
-
     def __init__(self) -> None:
         super().__init__()
         self.conv1, self.bn1 = nn.Conv2d(2, 3, 3, padding=1, bias=False), nn.BatchNorm2d(3)
@@ -49,12 +45,8 @@ NETWORKS = {
     ),
     "transposed": Network(
         chain(
-            nn.ConvTranspose2d(2, 4, 3, stride=2, groups=2),
-            nn.BatchNorm2d(4),
-            nn.ReLU(),
-            nn.ConvTranspose2d(4, 2, 2, bias=False),
-            nn.BatchNorm2d(2),
-            nn.Flatten(),
+            *(nn.ConvTranspose2d(2, 4, 3, stride=2, groups=2), nn.BatchNorm2d(4), nn.ReLU()),
+            *(nn.ConvTranspose2d(4, 2, 2, bias=False), nn.BatchNorm2d(2), nn.Flatten()),
         ),
         (2, 3, 3),
     ),
@@ -80,5 +72,4 @@ def network(name: str) -> tuple[nn.Module, Tensor, Tensor]:
 
 
 def losses(model: nn.Module, x: Tensor) -> Tensor:
-    """One loss for each example, of an output of any shape."""
     return (model(x) - 0.3).square().flatten(1).sum(1)

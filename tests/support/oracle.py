@@ -3,8 +3,6 @@
 Uses nothing of noisette.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -52,7 +50,6 @@ class ExampleGradients:
 
 
 def example_gradients(model: nn.Module, loss: Loss, inputs: Inputs) -> ExampleGradients:
-    """One backward pass for each example."""
     plain = copy.deepcopy(model).double()
     for module in plain.modules():
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
@@ -69,5 +66,4 @@ def example_gradients(model: nn.Module, loss: Loss, inputs: Inputs) -> ExampleGr
 
 
 def clipped_sum(model: nn.Module, loss: Loss, inputs: Inputs, bound: float) -> Clipped:
-    """The clipped sum of a batch."""
     return example_gradients(model, loss, inputs).clipped(bound)

@@ -39,14 +39,8 @@ class OnDevice(Tensor):
 
     @staticmethod
     def __new__(cls, raw: Tensor) -> OnDevice:
-        made = Tensor._make_wrapper_subclass(
-            cls,
-            raw.size(),
-            strides=raw.stride(),
-            storage_offset=raw.storage_offset(),
-            dtype=raw.dtype,
-            device=torch.device(NAME, 0),
-        )
+        layout = {"strides": raw.stride(), "storage_offset": raw.storage_offset(), "dtype": raw.dtype}
+        made = Tensor._make_wrapper_subclass(cls, raw.size(), device=torch.device(NAME, 0), **layout)
         made.raw = raw
         return made
 
@@ -120,14 +114,12 @@ def _names_device(device: Any) -> bool:
 
 
 def _caller() -> str:
-    """The line of the package that called the operation."""
     frames = [frame for frame in traceback.extract_stack() if "/src/noisette/" in frame.filename]
     last = frames[-1] if frames else None
     return "outside" if last is None else f"{last.filename.split('/src/noisette/')[1]}:{last.lineno} {last.line}"
 
 
 def _computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """The operation on what the tensors hold."""
     name = func.overloadpacket.__name__
     tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
     ours = [x for x in tensors if isinstance(x, OnDevice)]
@@ -154,7 +146,6 @@ def _computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _crosses(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether a copy is one from or to the processor."""
     if name == "copy_":
         return isinstance(args[0], OnDevice) != isinstance(args[1], OnDevice) and bool(args[1].dim())
     target = kwargs.get("device")

@@ -1,7 +1,5 @@
 """Several processes with a process group, for tests: each runs the same function, and what it returns comes back."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import pickle
@@ -93,9 +91,7 @@ def _receive(results: Any, outcomes: dict[int, Outcome]) -> None:
         pass
 
 
-def _rank(
-    rank: int, size: int, store: str, results: Any, known_key: bool, planted: Any, work: Callable[..., Any], args: Any
-) -> None:
+def _rank(rank, size, store, results, known_key, planted, work, args) -> None:
     os.environ["NOISETTE_COMPILE"] = "0"
     torch.set_num_threads(1)
     torch.manual_seed(0)

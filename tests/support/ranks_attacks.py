@@ -1,12 +1,11 @@
 """What an adversary made ranks do differently, or wrongly, and loops that are harmless."""
 
-from __future__ import annotations
-
 import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -135,15 +134,18 @@ def error_in_a_release() -> float:
     """Rank 1 fails while its noise is drawn; how long does the other one wait?"""
     with pytest.MonkeyPatch.context() as patch:
         if other():
-            patch.setattr(GaussianNoise, "add_", _fails)
+            patch.setattr(GaussianNoise, "add_", Mock(side_effect=MemoryError("planted")))
         begun = time.monotonic()
         with suppress(MemoryError, RuntimeError), start(PerExampleClip(network(), 0.5)) as run:
             take(run)
         return time.monotonic() - begun
 
 
-def _fails(*_: object, **__: object) -> None:
-    raise MemoryError("planted")
+def taken(*run: Any, size: int = 5, **given: Any) -> int:
+    """The steps of a run to its end."""
+    with start(*run, **given) as begun:
+        take(begun, size=size)
+    return begun.steps_taken
 
 
 def a_wrapper_inside() -> int:
@@ -159,25 +161,16 @@ def a_wrapper_inside() -> int:
         def forward(self, x: Tensor) -> Tensor:
             return self.part(x)
 
-    with start(PerExampleClip(Holder(), 0.5)) as run:
-        take(run, size=1 if other() else 9)
-    return run.steps_taken
+    return taken(PerExampleClip(Holder(), 0.5), size=1 if other() else 9)
 
 
 def a_static_graph() -> int:
-    model = DistributedDataParallel(network(), static_graph=True)
-    with start(PerExampleClip(model, 0.5)) as run:
-        take(run)
-    return run.steps_taken
+    return taken(PerExampleClip(DistributedDataParallel(network(), static_graph=True), 0.5))
 
 
 def ranks_used_twice() -> int:
-    ranks, taken = Ranks(timeout=PATIENCE), 0
-    for _ in range(2):
-        with start(PerExampleClip(network(), 0.5), ranks=ranks) as run:
-            take(run)
-        taken += run.steps_taken
-    return taken
+    ranks = Ranks(timeout=PATIENCE)
+    return sum(taken(PerExampleClip(network(), 0.5), ranks=ranks) for _ in range(2))
 
 
 def an_error_that_all_survive(folder: Path) -> int:
@@ -193,10 +186,11 @@ def an_error_that_all_survive(folder: Path) -> int:
 
 def numbers_as_tensors() -> int:
     model = network()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.1), betas=(0.8, 0.9))
-    with start(PerExampleClip(model, 0.5), optimizer) as run:
-        take(run)
-    return run.steps_taken
+    return taken(
+        PerExampleClip(model, 0.5), torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.1), betas=(0.8, 0.9))
+    )
 
 
-HARMLESS = (a_wrapper_inside, a_static_graph, ranks_used_twice, numbers_as_tensors)
+def all_harmless() -> dict[str, int]:
+    """The steps of each harmless loop, one after the other."""
+    return {work.__name__: work() for work in (a_wrapper_inside, a_static_graph, ranks_used_twice, numbers_as_tensors)}

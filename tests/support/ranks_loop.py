@@ -1,7 +1,5 @@
 """The small private run that tests of ranks repeat on any number of processes."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -65,7 +63,6 @@ def take_steps(
     parts: Sequence[tuple[int, slice]] | None = None,
     bands: int | None = None,
 ) -> Course:
-    """Train for some steps, and return what they released."""
     data = records(dtype)
     if spoilt:  # a record in three has a gradient that is not finite
         data[0][::3] = float("nan")
@@ -83,12 +80,10 @@ def take_steps(
 
 
 def whole(tensor: Any) -> Tensor:
-    """A copy of the values, those of all ranks where the tensor is sharded."""
     return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).clone()
 
 
 def course_of(run: PrivateRun, model: nn.Module, size: Any = 7, loss: Callable[..., Tensor] = loss) -> Course:
-    """Take the steps that are left."""
     course = Course()
     for batch in run.batches():
         course.indices.append(batch.indices.tolist())
@@ -151,8 +146,11 @@ def drawn_words() -> list[int]:
     return words.tolist()
 
 
-def components(rows: int) -> tuple[list[list[float]], str]:
-    """Private principal components of many rows, and what the ledger holds of them."""
-    data = np.random.default_rng(0).normal(size=(rows, 5)) * [9, 5, 1, 1, 1]
-    found = noisette.PrivatePCA(2, noise_multiplier=4.0).fit(data)
-    return found.components_.tolist(), str(found.ledger.events)
+def components(*sizes: int) -> list[tuple[list[list[float]], str]]:
+    """Private principal components of so many rows, and what the ledger holds of them."""
+    found = []
+    for rows in sizes:
+        data = np.random.default_rng(0).normal(size=(rows, 5)) * [9, 5, 1, 1, 1]
+        fitted = noisette.PrivatePCA(2, noise_multiplier=4.0).fit(data)
+        found.append((fitted.components_.tolist(), str(fitted.ledger.events)))
+    return found

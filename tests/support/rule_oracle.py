@@ -1,11 +1,12 @@
 """Per-example gradients by autograd alone, and the check of a form against them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from noisette.core.forms import find_rule
 
 TOLERANCE = {"rtol": 1e-10, "atol": 1e-12}
 
@@ -23,6 +24,12 @@ def by_autograd(operation: Callable[[Tensor], Tensor], weight: Tensor, dy: Tenso
     return torch.stack(gradients)
 
 
+def rule_of(operation: Callable[..., Any], operand: str = "weight") -> Callable[..., Any]:
+    found = find_rule(operation, operand)
+    assert found is not None
+    return found
+
+
 def check_form(form, truth: Tensor) -> None:
     """Norms, explicit gradients, weighted sum and selection agree with the gradients ``truth`` (b, *shape)."""
     b = truth.shape[0]
@@ -31,7 +38,7 @@ def check_form(form, truth: Tensor) -> None:
     some = torch.arange(0, b, 2)
     torch.testing.assert_close(form.weighted_sum(weights), expected_sum, **TOLERANCE)
     torch.testing.assert_close(form.squared_norms(), truth.reshape(b, truth[0].numel()).square().sum(1), **TOLERANCE)
-    torch.testing.assert_close(form.weighted_sum(weights), expected_sum, **TOLERANCE)
+    torch.testing.assert_close(form.weighted_sum(weights), expected_sum, **TOLERANCE)  # it may keep the norms' tensors
     torch.testing.assert_close(form.explicit(), truth, **TOLERANCE)
     chosen = form.select(some)
     torch.testing.assert_close(

@@ -1,7 +1,5 @@
 """A small model and its training loop, for tests of loops and optimizers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -97,7 +95,6 @@ def process(run: PrivateRun, batch: Batch, size: int = 16) -> None:
 
 
 def flat(model: nn.Module) -> Tensor:
-    """All parameters as one vector."""
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 

@@ -1,7 +1,5 @@
 """Texts, a model and arguments for a ``PrivateTrainer`` that trains in seconds."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,6 @@ LENGTHS = (3, 9, 5, 2, 8, 4, 7, 6)
 
 
 def records(lengths: Sequence[int] = LENGTHS) -> list[dict[str, Any]]:
-    """Texts of these lengths, with labels of 0 and 1 in turn."""
     drawn = torch.Generator().manual_seed(0)
     return [
         {"input_ids": torch.randint(5, 40, (n,), generator=drawn).tolist(), "label": k % 2}
@@ -24,7 +21,6 @@ def records(lengths: Sequence[int] = LENGTHS) -> list[dict[str, Any]]:
 
 
 def config(dropout: float = 0.0, **changed: Any) -> BertConfig:
-    """Of a small BERT."""
     return BertConfig(
         vocab_size=40,
         hidden_size=16,
@@ -39,7 +35,6 @@ def config(dropout: float = 0.0, **changed: Any) -> BertConfig:
 
 
 def model(dropout: float = 0.0) -> BertForSequenceClassification:
-    """A classifier of texts."""
     torch.manual_seed(0)
     return BertForSequenceClassification(config(dropout))
 

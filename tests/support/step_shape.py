@@ -9,8 +9,6 @@ Only functions written in files of noisette count; those of torch, numpy and the
 is called anew for each value that it yields.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Freed memory is kept where the C library can."""
 
-from __future__ import annotations
-
 import platform
 import subprocess
 import sys
@@ -24,7 +22,7 @@ print(given_back(), keep_freed_memory(), given_back())
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs Linux with glibc")
-def test_freed_memory_stays_with_the_process_once_a_command_asks_for_it() -> None:
+def test_freed_memory_stays_with_the_process_once_a_command_asks_for_it():
     done = subprocess.run([sys.executable, "-c", MEASURED], capture_output=True, text=True, check=True)
     before, kept, after = done.stdout.split()
     assert kept == "True"

@@ -1,7 +1,5 @@
 """Recipes with views of records and with whitened features: what is published."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,21 +12,18 @@ from cut_runs import cut_short, pass_by
 from noisette.data import DataSet, Split, load
 from noisette.nn import Whitening, models
 from noisette.training.build import TrainingSetup
-from noisette.training.evaluation import Outcome
-from noisette.training.loop import resume, train
-from noisette.training.recipe import (
-    AugmentationSection,
-    DataSection,
-    ModelSection,
-    PrivacySection,
-    PublicSection,
-    Recipe,
-    TrainingSection,
-)
+from noisette.training.loop import Outcome, resume, train
+from noisette.training.recipe import Recipe
 from noisette.training.report.facts import facts_of
 from noisette.training.report.page import documents
 from noisette.training.report.statement import as_text, settings, statement
 from noisette.training.saved_model import SavedModel
+
+TABLES = {
+    "data": {"name": "digits"},
+    "privacy": {"epsilon": 8.0, "delta": 1e-4, "accountant": "rdp"},
+    "training": {"epochs": 1, "batch_size": 200, "lr": 0.5},
+}
 
 
 def saved(outcome: Outcome, folder: Path) -> nn.Module:
@@ -39,24 +34,18 @@ def saved(outcome: Outcome, folder: Path) -> nn.Module:
 
 
 def of_views(model: str, **section: object) -> Recipe:
-    return Recipe(
-        DataSection("digits"),
-        ModelSection(model),
-        PrivacySection(epsilon=8.0, delta=1e-4, accountant="rdp"),
-        TrainingSection(epochs=1, batch_size=200, lr=0.5),
-        augmentation=AugmentationSection(**section),  # type: ignore[arg-type]
-    )
+    return Recipe.of(TABLES | {"model": {"name": model}, "augmentation": section}, "a test")
 
 
-def test_a_run_with_views_of_its_records_says_so_and_is_resumed(tmp_path: Path) -> None:
+def test_a_run_with_views_of_its_records_says_so_and_is_resumed(tmp_path):
     of, data = of_views("cnn", views=2, flip=True, shift=1), load("digits")
     outcome = resume(of, data, on_step=pass_by, checkpoint=cut_short(of, data, tmp_path, step=2))
     assert outcome.run.steps_taken == outcome.run.steps == 7
     assert "2 views of it, mirrored or shifted" in as_text(statement(facts_of(outcome)), title="t")
 
 
-def test_what_cannot_be_augmented_is_refused(data: DataSet) -> None:
-    with pytest.raises(ValueError, match="features of a fixed part are computed once"):
+def test_what_cannot_be_augmented_is_refused(data):
+    with pytest.raises(ValueError, match="fixed features are computed once"):
         TrainingSetup(of_views("scattering", flip=True), data)
     flat = replace(data, train=replace(data.train, inputs=data.train.inputs.reshape(400, -1)))
     with pytest.raises(ValueError, match="for images of three axes"):
@@ -65,13 +54,8 @@ def test_what_cannot_be_augmented_is_refused(data: DataSet) -> None:
 
 # Features whitened by public examples
 
-WHITENED = Recipe(
-    DataSection("digits"),
-    ModelSection("scattering", whitened=20),
-    PrivacySection(epsilon=8.0, delta=1e-4, accountant="rdp"),
-    TrainingSection(epochs=1, batch_size=200, lr=0.5),
-    public=PublicSection("others", examples=60),
-)
+OF_PUBLIC = {"model": {"name": "scattering", "whitened": 20}, "public": {"data": "others", "examples": 60}}
+WHITENED = Recipe.of(TABLES | OF_PUBLIC, "a test")
 
 
 def enlarged(name: str, inputs: np.ndarray, targets: np.ndarray) -> DataSet:
@@ -79,18 +63,18 @@ def enlarged(name: str, inputs: np.ndarray, targets: np.ndarray) -> DataSet:
 
 
 @pytest.fixture(scope="module")
-def data() -> DataSet:
+def data():
     digits = load("digits").train
     return enlarged("digits", digits.inputs[:400], digits.targets[:400])
 
 
 @pytest.fixture(scope="module")
-def public() -> DataSet:
+def public():
     digits = load("digits").train
     return enlarged("others", digits.inputs[400:480].copy()[..., ::-1].copy(), digits.targets[400:480])
 
 
-def test_the_published_model_whitens_what_it_is_given(tmp_path: Path, data: DataSet, public: DataSet) -> None:
+def test_the_published_model_whitens_what_it_is_given(tmp_path, data, public):
     outcome = train(WHITENED, data, public=public, ledger_path=tmp_path / "ledger.jsonl", on_step=pass_by, points=1)
     assert isinstance(outcome.model, models.FixedFeatures)
     features, whitening = outcome.model.features
@@ -106,9 +90,7 @@ def test_the_published_model_whitens_what_it_is_given(tmp_path: Path, data: Data
     torch.testing.assert_close(saved(outcome, tmp_path)(inputs), outcome.model(inputs))
 
 
-def test_a_resumed_run_keeps_its_constants(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: DataSet, public: DataSet
-) -> None:
+def test_a_resumed_run_keeps_its_constants(tmp_path, monkeypatch, data, public):
     saved = cut_short(WHITENED, data, tmp_path, step=1, public=public)
     again: list[object] = []
     monkeypatch.setattr(Whitening, "of_public", lambda *given: again.append(given))

@@ -1,7 +1,5 @@
 """Weights of classes: what a loss becomes, against a loop, and what they do for a rare class."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -30,7 +28,7 @@ def rare(seed: int) -> Split:
 DATA = DataSet("own", rare(0), rare(1), 2, 600)
 
 
-def test_the_loss_of_a_class_has_its_weight_over_the_largest() -> None:
+def test_the_loss_of_a_class_has_its_weight_over_the_largest():
     loss = TrainingSetup(RECIPE, DATA).loss
     scores, targets = torch.randn(6, 2), torch.tensor([0, 1, 1, 0, 0, 1])
     for row, target, value in zip(scores.tolist(), targets.tolist(), loss(scores, targets).tolist(), strict=True):

@@ -1,7 +1,5 @@
 """Rules for settings: from public numbers alone, and in their stated ranges."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -14,7 +12,7 @@ RULE: dict[str, Any] = {"dimensions": 100, "noise_multiplier": 5.0, "expected_ba
 
 
 @pytest.mark.parametrize("size", [1, 2, 10, 333, 1_437, 32_561, 10**6, 10**9])
-def test_batches_make_about_500_steps_and_fit_in_the_data(size: int) -> None:
+def test_batches_make_about_500_steps_and_fit_in_the_data(size):
     batches = batches_for(size)
     assert 1 <= batches.expected_batch_size <= size
     steps = batches.epochs * size / batches.expected_batch_size
@@ -24,7 +22,7 @@ def test_batches_make_about_500_steps_and_fit_in_the_data(size: int) -> None:
     assert delta_for(size) < 1 / size
 
 
-def test_the_rate_balances_signal_and_noise() -> None:
+def test_the_rate_balances_signal_and_noise():
     """The rate that minimises the textbook bound R^2 / (2 r T) + r G^2 / 2, by a search over rates."""
     squared = 1 + 100 * (5 / 200) ** 2
     rates = np.geomspace(1e-3, 1e3, 20_001)
@@ -32,7 +30,7 @@ def test_the_rate_balances_signal_and_noise() -> None:
     assert learning_rate_for(**RULE) == pytest.approx(rates[bound.argmin()], rel=1e-3)
 
 
-def test_the_rate_is_in_units_of_the_clipping_norm_and_limited_by_curvature() -> None:
+def test_the_rate_is_in_units_of_the_clipping_norm_and_limited_by_curvature():
     rate = learning_rate_for(**RULE)
     assert learning_rate_for(**RULE, max_grad_norm=0.1) == pytest.approx(10 * rate)
     assert learning_rate_for(**RULE, curvature=2.0) == 0.5 < rate
@@ -41,7 +39,7 @@ def test_the_rate_is_in_units_of_the_clipping_norm_and_limited_by_curvature() ->
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
-def test_steps_settle_at_twice_the_rate_of_the_curvature_and_not_beyond(momentum: float) -> None:
+def test_steps_settle_at_twice_the_rate_of_the_curvature_and_not_beyond(momentum):
     """Heavy-ball steps on a parabola of this curvature."""
     rate = learning_rate_for(**RULE, momentum=momentum, reach=1e9, curvature=3.0)
 
@@ -61,10 +59,10 @@ def test_steps_settle_at_twice_the_rate_of_the_curvature_and_not_beyond(momentum
     "wrong",
     [{"steps": 0}, {"noise_multiplier": 0.0}, {"expected_batch_size": math.inf}, {"momentum": 1.0}, {"curvature": 0.0}],
 )
-def test_numbers_out_of_range_are_refused(wrong: dict[str, float]) -> None:
+def test_numbers_out_of_range_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         learning_rate_for(**RULE | wrong)
 
 
-def test_knots_are_fewer_where_records_are_few() -> None:
+def test_knots_are_fewer_where_records_are_few():
     assert [knots_for(20, size) for size in (10, 320, 960, 10**6)] == [0, 0, 2, 8]

@@ -1,7 +1,5 @@
 """A new accountant, data set or model is one class or function and one line in its registry."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,9 +58,7 @@ def trained(section: str, key: str, folder: Path) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize(("section", "key"), ADDITIONS, ids=[" ".join(place) for place in ADDITIONS])
-def test_a_registered_addition_is_trained_with_by_name(
-    section: str, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_registered_addition_is_trained_with_by_name(section, key, tmp_path, monkeypatch):
     code, output = trained(section, key, tmp_path)
     assert code == 2, "unknown before it is registered"
     assert "dummy" in output

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Callable
@@ -41,7 +39,7 @@ def names(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
-def test_a_run_appears_whole_and_under_its_name(tmp_path: Path) -> None:
+def test_a_run_appears_whole_and_under_its_name(tmp_path):
     out = tmp_path / "runs" / "first"
     with RunFolder(out) as folder:
         spend(folder)
@@ -60,7 +58,7 @@ def complete(parent: Path, text: bytes) -> RunFolder:
     return folder
 
 
-def test_an_older_run_is_kept_beside_the_new_one_with_its_ledger(tmp_path: Path) -> None:
+def test_an_older_run_is_kept_beside_the_new_one_with_its_ledger(tmp_path):
     kept = [complete(tmp_path, text).replaced for text in (b"first", b"second", b"third")]
     assert kept == [None, tmp_path / "run.replaced-1", tmp_path / "run.replaced-2"]
     for place, text in {"run.replaced-1": b"first", "run.replaced-2": b"second", "run": b"third"}.items():
@@ -71,7 +69,7 @@ def test_an_older_run_is_kept_beside_the_new_one_with_its_ledger(tmp_path: Path)
 
 
 @pytest.mark.parametrize("content", [{}, {"notes.txt": b"mine"}, {"run.json": b"{}", "thesis.tex": b"mine"}])
-def test_a_folder_that_is_not_a_run_is_refused_and_untouched(content: dict[str, bytes], tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_run_is_refused_and_untouched(content, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     for name, text in content.items():
@@ -85,7 +83,7 @@ def test_a_folder_that_is_not_a_run_is_refused_and_untouched(content: dict[str, 
     assert {path.name: path.read_bytes() for path in out.iterdir()} == content
 
 
-def test_a_failure_without_spending_leaves_nothing(tmp_path: Path) -> None:
+def test_a_failure_without_spending_leaves_nothing(tmp_path):
     def give_back(folder: RunFolder) -> None:
         ledger = Ledger(folder.ledger, dataset="d")
         ledger.reserve(EVENT, 16)
@@ -97,7 +95,7 @@ def test_a_failure_without_spending_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 20])
-def test_a_failure_after_a_step_leaves_the_ledger_alone(cut: int, tmp_path: Path) -> None:
+def test_a_failure_after_a_step_leaves_the_ledger_alone(cut, tmp_path):
     def spend_and_cut(folder: RunFolder) -> None:
         spend(folder)
         content = folder.ledger.read_bytes()
@@ -112,7 +110,6 @@ def test_a_failure_after_a_step_leaves_the_ledger_alone(cut: int, tmp_path: Path
 
 
 def save(folder: RunFolder) -> None:
-    """As a run does before its first step."""
     folder.keep_settings({"recipe": {"model": {"name": "mlp"}}, "data_dir": None})
     (folder.checkpoint / checkpoint_file.FILE).write_bytes(b"{}")
 
@@ -131,7 +128,7 @@ def cut_short(parent: Path) -> tuple[RunFolder, list[str]]:
     return held[0], notes
 
 
-def test_a_saved_run_that_fails_leaves_ledger_and_checkpoint_and_says_how_to_continue_it(tmp_path: Path) -> None:
+def test_a_saved_run_that_fails_leaves_ledger_and_checkpoint_and_says_how_to_continue_it(tmp_path):
     parent = tmp_path / "my runs"
     parent.mkdir()
     folder, notes = cut_short(parent)
@@ -150,7 +147,7 @@ def test_a_saved_run_that_fails_leaves_ledger_and_checkpoint_and_says_how_to_con
 
 
 @pytest.mark.parametrize("name", ["run", "run.unfinished-1"])
-def test_a_run_that_was_cut_short_is_picked_up_and_made_whole(name: str, tmp_path: Path) -> None:
+def test_a_run_that_was_cut_short_is_picked_up_and_made_whole(name, tmp_path):
     cut_short(tmp_path)
     with RunFolder.unfinished(tmp_path / name) as folder:
         assert folder.settings == {"recipe": {"model": {"name": "mlp"}}, "data_dir": None}
@@ -161,7 +158,7 @@ def test_a_run_that_was_cut_short_is_picked_up_and_made_whole(name: str, tmp_pat
 
 
 @pytest.mark.parametrize("refused", [1, 2, 3])
-def test_a_failed_exchange_puts_everything_back(refused: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_exchange_puts_everything_back(refused, tmp_path, monkeypatch):
     """The checkpoint too, so that the run can be made whole another time; and it is never in the finished folder."""
     complete(tmp_path, b"older")
     cut_short(tmp_path)
@@ -190,7 +187,7 @@ def test_a_failed_exchange_puts_everything_back(refused: int, tmp_path: Path, mo
     assert {path.name for path in tmp_path.iterdir()} == {"run", "run.replaced-1"}
 
 
-def test_which_run_to_pick_up_must_be_clear(tmp_path: Path) -> None:
+def test_which_run_to_pick_up_must_be_clear(tmp_path):
     with pytest.raises(ValueError, match="there is no such run"):
         RunFolder.unfinished(tmp_path / "run")
     with pytest.raises(ValueError, match="holds no checkpoint"):
@@ -205,7 +202,7 @@ def test_which_run_to_pick_up_must_be_clear(tmp_path: Path) -> None:
     assert RunFolder.unfinished(tmp_path / "run.unfinished-2").place == tmp_path / "run.unfinished-2"
 
 
-def test_other_runs_and_what_was_never_saved_are_not_picked_up(tmp_path: Path) -> None:
+def test_other_runs_and_what_was_never_saved_are_not_picked_up(tmp_path):
     fail_after(spend, tmp_path)
     (tmp_path / "run2.unfinished-1" / "checkpoint").mkdir(parents=True)
     (tmp_path / "run2.unfinished-1" / "checkpoint" / checkpoint_file.FILE).write_text("{}")
@@ -219,7 +216,7 @@ def test_other_runs_and_what_was_never_saved_are_not_picked_up(tmp_path: Path) -
     assert unfinished_runs(tmp_path / "no such folder" / "run") == []
 
 
-def test_settings_that_were_cut_are_refused(tmp_path: Path) -> None:
+def test_settings_that_were_cut_are_refused(tmp_path):
     cut_short(tmp_path)
     for content in (b"", b'{"recipe"', b"3"):
         (tmp_path / "run.unfinished-1" / "checkpoint" / "settings.json").write_bytes(content)
@@ -227,7 +224,7 @@ def test_settings_that_were_cut_are_refused(tmp_path: Path) -> None:
             _ = RunFolder.unfinished(tmp_path / "run").settings
 
 
-def test_files_that_others_put_in_the_place_meanwhile_stay(tmp_path: Path) -> None:
+def test_files_that_others_put_in_the_place_meanwhile_stay(tmp_path):
     with RunFolder(tmp_path / "run") as first:
         spend_and_complete(first, FILES)
 
@@ -243,9 +240,7 @@ def test_files_that_others_put_in_the_place_meanwhile_stay(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("moves", [0, 1, 2])
-def test_a_kill_within_the_exchange_loses_no_finished_run(
-    moves: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_within_the_exchange_loses_no_finished_run(moves, tmp_path, monkeypatch):
     """After a kill the run can be continued, or it is complete under its name."""
     with RunFolder(tmp_path / "run") as first:
         spend_and_complete(first, FILES)

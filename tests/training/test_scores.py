@@ -1,8 +1,7 @@
 """Figures on test examples, against loops over single examples."""
 
-from __future__ import annotations
-
 import math
+from itertools import product
 
 import numpy as np
 import pytest
@@ -10,22 +9,19 @@ import torch
 from torch import nn
 
 from noisette.data.dataset import Target
-from noisette.training.evaluation import class_figures, number_figures, outputs
+from noisette.training.build import outputs
+from noisette.training.loop import class_figures, number_figures
 
 
 def area(scores: list[float], members: list[bool]) -> float:
     """The share of pairs of a member and another in which the member has the higher score; ties count half."""
-    pairs = [
-        1.0 if a > b else 0.5 if a == b else 0.0
-        for a, is_a in zip(scores, members, strict=True)
-        for b, is_b in zip(scores, members, strict=True)
-        if is_a and not is_b
-    ]
+    inside, outside = ([s for s, member in zip(scores, members, strict=True) if member is k] for k in (True, False))
+    pairs = [(a > b) + (a == b) / 2 for a, b in product(inside, outside)]
     return sum(pairs) / len(pairs)
 
 
 @pytest.mark.parametrize("classes", [2, 4])
-def test_classes(classes: int) -> None:
+def test_classes(classes):
     random = np.random.default_rng(classes)
     targets = random.choice(classes, 60, p=[0.7, *[0.3 / (classes - 1)] * (classes - 1)])
     scores = random.normal(size=(60, classes)).astype(np.float32) + np.eye(classes, dtype=np.float32)[targets]
@@ -50,7 +46,7 @@ def test_classes(classes: int) -> None:
     assert found.mean_probabilities == pytest.approx([sum(row[k] for row in every) / 60 for k in range(classes)])
 
 
-def test_classes_that_do_not_occur_count_nowhere() -> None:
+def test_classes_that_do_not_occur_count_nowhere():
     scores = np.array([[3.0, 0.0, 1.0], [0.0, 2.0, 1.0], [0.0, 2.0, 1.0]])
     found = class_figures(scores, np.array([0, 1, 0]))
     assert found.macro_accuracy == 0.75
@@ -60,13 +56,13 @@ def test_classes_that_do_not_occur_count_nowhere() -> None:
     assert ("log loss", f"{alone.log_loss:.3f} (base rate: 0.000)") in alone.rows("abc")
 
 
-def test_scores_that_are_not_finite() -> None:
+def test_scores_that_are_not_finite():
     found = class_figures(np.array([[np.nan, 0.0], [0.0, 1.0]]), np.array([0, 1]))
     assert (found.auc, found.log_loss, found.mean_probabilities) == (None, None, ())
     assert found.problem == "Worse than the base rate in log loss"
 
 
-def test_numbers_in_their_unit() -> None:
+def test_numbers_in_their_unit():
     target = Target(10, 50, "kg")
     predictions, targets = np.array([[0.0], [-0.5], [7.0]]), np.array([0.5, -0.5, 0.0])
     found = number_figures(predictions, targets, target)
@@ -79,7 +75,7 @@ def test_numbers_in_their_unit() -> None:
     assert found.unit == "kg"
 
 
-def test_outputs_are_those_of_evaluation() -> None:
+def test_outputs_are_those_of_evaluation():
     model = nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 2)).train()
     inputs = torch.randn(7, 3)
     assert np.allclose(outputs(model, inputs, at_once=2), model[1](inputs).detach().numpy(), atol=1e-6)

@@ -1,7 +1,5 @@
 """A search: what it charges and costs, what its rehearsal finds, and what leaves it."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from dataclasses import asdict, replace
@@ -23,15 +21,10 @@ from noisette.training.search import HeldOutScore, PublicScore, Search
 from noisette.training.search_space import SearchSpace
 
 SIZE, STEPS = 400, 5
-RECIPE = Recipe.of(
-    {
-        "data": {"name": "own.npz", "classes": 3, "size": SIZE},
-        "model": {"name": "linear"},
-        "privacy": {"epsilon": 3.0, "delta": 1e-4},
-        "training": {"epochs": 0.5, "batch_size": 40, "lr": 1.0, "compile": "no"},
-    },
-    "a test",
-)
+TABLES = {"data": {"name": "own.npz", "classes": 3, "size": SIZE}, "model": {"name": "linear"}}
+TABLES["privacy"] = {"epsilon": 3.0, "delta": 1e-4}
+TABLES["training"] = {"epochs": 0.5, "batch_size": 40, "lr": 1.0, "compile": "no"}
+RECIPE = Recipe.of(TABLES, "a test")
 OVER = "lr=log(0.01,10) max_grad_norm=uniform(0.05,1)"
 REAL = 7.0  # in the first place of each record, where a made-up one is below 1
 

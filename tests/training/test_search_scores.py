@@ -1,7 +1,5 @@
 """How the runs of a search are compared: exact public figures, and noisy counts on records held out."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 
@@ -15,7 +13,7 @@ from noisette.accounting import Gaussian, Ledger, noise_multiplier_for
 from noisette.data import DataSet, Split
 from noisette.data.dataset import Target
 from noisette.training import search as scores_module
-from noisette.training.evaluation import NumberFigures
+from noisette.training.report.facts import NumberFigures
 from noisette.training.search import HeldOutScore, PublicScore, right_answers
 
 
@@ -106,11 +104,11 @@ def test_noise_has_the_charged_standard_deviation_and_is_fresh():
 def test_the_score_is_charged_before_its_noise_is_drawn(monkeypatch):
     ledger = Ledger()
 
-    def noised(total, noise):
+    def noised(total, *_):
         assert ledger.events, "nothing is charged"
         return total
 
-    monkeypatch.setattr(scores_module, "_noised", noised)
+    monkeypatch.setattr(scores_module, "noised", noised)
     HeldOutScore(0.2, 3.0).of(outcome_of(nn.Linear(3, 4), data_of(100)), split_of(20), ledger)
 
 

@@ -1,7 +1,5 @@
 """The space of a search: what it takes from the command line, what it refuses, and what it draws."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from dataclasses import replace
@@ -107,8 +105,6 @@ def test_all_problems_are_said_at_once():
     ("text", "reason"),
     [
         ("batch_size=int(1,9)", "changes what a run costs"),
-        ("privacy.noise_multiplier=log(1,9)", "changes what a run costs"),
-        ("components=int(1,9)", "changes what a run costs"),
         ("batches=choice(poisson,truncated)", "changes what a run costs"),
         ("compile=choice(yes,no)", "changes the time and not the model"),
         ("holdout=uniform(0.1,0.2)", "which data are loaded"),

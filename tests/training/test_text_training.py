@@ -1,12 +1,9 @@
 """Texts at work: public word vectors stand fixed before the model, in training, in resumed runs and in what is left."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,22 +11,18 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from command_line import noisette
+from command_line import noisette, succeeded
 from cut_runs import cut_short, pass_by
 from noisette.data import DataSet, Split, load
 from noisette.run.private import PrivateRun
-from noisette.training.evaluation import Outcome, Point
-from noisette.training.loop import resume, train
+from noisette.training.loop import Outcome, resume, train
 from noisette.training.recipe import DataSection, ModelSection, PrivacySection, Recipe, TrainingSection
-from noisette.training.report.facts import facts_of
+from noisette.training.report.facts import Point, facts_of
 from noisette.training.saved_model import SavedModel
 
-RECIPE = Recipe(
-    DataSection("ag-news"),
-    ModelSection("linear"),
-    PrivacySection(epsilon=8.0, accountant="rdp"),
-    TrainingSection(epochs=4, batch_size=100, lr=4.0),
-)
+TRAINING = TrainingSection(epochs=4, batch_size=100, lr=4.0)
+PRIVACY = PrivacySection(epsilon=8.0, accountant="rdp")
+RECIPE = Recipe(DataSection("ag-news"), ModelSection("linear"), PRIVACY, TRAINING)
 
 
 def texts(count: int = 500, seed: int = 0) -> DataSet:
@@ -37,33 +30,29 @@ def texts(count: int = 500, seed: int = 0) -> DataSet:
     random = np.random.default_rng(seed)
     vectors = np.random.default_rng(1).normal(size=(40, 6)).astype(np.float32)
     vectors[:, 0] = np.repeat([-2, 2], 20)
-    train, test = (
-        Split(words, (words[:, 0] >= 20).astype(np.int64)) for words in random.integers(0, 40, (2, count, 5))
-    )
-    return DataSet("toy texts", train=train, test=test, classes=2, declared_size=500, note="", vectors=vectors)
+    splits = [Split(words, (words[:, 0] >= 20).astype(np.int64)) for words in random.integers(0, 40, (2, count, 5))]
+    return DataSet("toy texts", *splits, classes=2, declared_size=500, note="", vectors=vectors)
 
 
 def run(recipe: Recipe, data: DataSet) -> Outcome:
     return train(recipe, data, ledger_path=None, on_step=pass_by)
 
 
-def test_a_text_is_learned_through_its_word_vectors() -> None:
+def test_a_text_is_learned_through_its_word_vectors():
     data = texts()
     outcome = run(RECIPE, data)
-    assert data.test is not None
-    assert data.vectors is not None
     accuracy = (outcome.model(torch.as_tensor(data.test.inputs)).argmax(1).numpy() == data.test.targets).mean()
     assert accuracy == outcome.points[-1].test_accuracy
     assert accuracy > 0.9
     assert outcome.epsilon <= 8
     weights = outcome.model.state_dict()
     np.testing.assert_array_equal(weights["features.weight"], data.vectors)
-    assert outcome.parameters == 2 * (5 * 6 + 1), "no vector is trained"
+    assert facts_of(outcome).parameters == 2 * (5 * 6 + 1), "no vector is trained"
     assert isinstance(outcome.model.features, nn.Embedding)
     assert not outcome.model.features.weight.requires_grad
 
 
-def test_a_run_on_texts_goes_on_and_knows_them_again(tmp_path: Path) -> None:
+def test_a_run_on_texts_goes_on_and_knows_them_again(tmp_path):
     saved = cut_short(RECIPE, texts(), tmp_path, step=7)
     with pytest.raises(ValueError, match="data"):
         resume(RECIPE, texts(seed=1), on_step=pass_by, checkpoint=saved)
@@ -72,9 +61,8 @@ def test_a_run_on_texts_goes_on_and_knows_them_again(tmp_path: Path) -> None:
     assert (outcome.points[-1].test_accuracy or 0) > 0.9
 
 
-def test_a_run_does_not_go_on_with_other_word_vectors_or_public_weights(tmp_path: Path) -> None:
+def test_a_run_does_not_go_on_with_other_word_vectors_or_public_weights(tmp_path):
     data = texts()
-    assert data.vectors is not None
     saved = cut_short(RECIPE, data, tmp_path, step=7)
     with pytest.raises(ValueError, match="word vectors are not those"):
         resume(RECIPE, replace(data, vectors=data.vectors + 1), on_step=pass_by, checkpoint=saved)
@@ -90,7 +78,7 @@ def test_a_run_does_not_go_on_with_other_word_vectors_or_public_weights(tmp_path
     assert resume(recipe, data, on_step=pass_by, checkpoint=other).run.steps_taken == 20
 
 
-def test_the_facts_name_the_weights_that_were_read_though_the_file_is_another_by_then(tmp_path: Path) -> None:
+def test_the_facts_name_the_weights_that_were_read_though_the_file_is_another_by_then(tmp_path):
     weights = tmp_path / "weights.safetensors"
     save_file({"1.weight": torch.zeros(2, 30), "1.bias": torch.zeros(2)}, weights)
     read = hashlib.sha256(weights.read_bytes()).hexdigest()
@@ -104,7 +92,7 @@ def test_the_facts_name_the_weights_that_were_read_though_the_file_is_another_by
 
 
 @pytest.fixture
-def articles(tmp_path: Path) -> Path:
+def articles(tmp_path):
     """A folder with articles as in the copy with a part of them: 40 to train on, 10 to test with."""
     (tmp_path / "ag_news").mkdir()
     for name, count in (("train_subset.csv.gz", 40), ("test.csv.gz", 10)):
@@ -114,16 +102,14 @@ def articles(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_from_articles_to_a_model_that_reads_new_texts_as_those_trained_on(articles: Path) -> None:
+def test_from_articles_to_a_model_that_reads_new_texts_as_those_trained_on(articles):
     out, rows = articles / "run", articles / "rows.csv"
     options = ["--data", "ag-news-words", "--model", "word-counts", "--epochs", 1, "--batch-size", 6000]
-    shown = noisette("train", *options, "--data-dir", articles, "--out", out)
-    assert shown.exit_code == 0, shown.output
+    shown = succeeded(noisette("train", *options, "--data-dir", articles, "--out", out))
     facts = json.loads((out / "run.json").read_text())
     assert (facts["words"], facts["input_shape"], facts["declared_size"]) == (4096, [64], 18_349)
     assert "not comparable with published results" in (out / "report.html").read_text()
     test = load("ag-news-words", data_dir=articles).test
-    assert test is not None
     right = SavedModel.of_run(out).model(torch.as_tensor(test.inputs)).argmax(1).numpy() == test.targets
     assert right.mean() == pytest.approx(facts["test_accuracy"])
 

@@ -1,8 +1,6 @@
 """The number of threads is chosen by time, without records, and only where the user chose none."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -14,12 +12,12 @@ from noisette.training.loop import choose_threads, quickest
 
 
 @pytest.mark.parametrize(("few", "many", "chosen"), [(0.1, 0.05, 8), (0.1, 0.095, 1), (0.1, 0.2, 1), (0.01, 40.0, 1)])
-def test_all_threads_only_where_they_are_clearly_quicker(few: float, many: float, chosen: int) -> None:
+def test_all_threads_only_where_they_are_clearly_quicker(few, many, chosen):
     assert quickest(8, {1: few, 8: many}.__getitem__) == chosen
 
 
 @pytest.fixture
-def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def two_threads(monkeypatch):
     for name in loop._SET_BY:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(loop, "_AT_IMPORT", 2)
@@ -39,7 +37,7 @@ def loss(scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("wanted", [1, 2])
-def test_the_choice_is_set_and_nothing_else_changes(wanted: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_choice_is_set_and_nothing_else_changes(wanted, monkeypatch):
     def pretended(everything: int, seconds: Callable[[int], float]) -> int:
         assert all(seconds(threads) > 0 for threads in (1, everything)), "steps are taken"
         return wanted
@@ -56,7 +54,7 @@ def test_the_choice_is_set_and_nothing_else_changes(wanted: int, monkeypatch: py
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_what_the_user_chose_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_user_chose_stays(monkeypatch):
     monkeypatch.setattr(loop, "quickest", lambda everything, seconds: pytest.fail("was measured"))
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     assert choose_threads(MODEL, loss, X, Y, 64) == 2

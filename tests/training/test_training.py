@@ -1,7 +1,5 @@
 """The training loop of a recipe: what it publishes, what it spends, and how it stops."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from dataclasses import replace
@@ -14,26 +12,16 @@ from noisette.core.release import shares_of
 from noisette.data import DataSet, load
 from noisette.errors import PrivacyError
 from noisette.nn import models
-from noisette.training.evaluation import Outcome
-from noisette.training.loop import train, train_without_privacy
-from noisette.training.recipe import (
-    DataSection,
-    ModelSection,
-    PrivacySection,
-    ProjectionSection,
-    Recipe,
-    TrainingSection,
-)
+from noisette.training.loop import Outcome, train, train_without_privacy
+from noisette.training.recipe import ProjectionSection, Recipe
 
 
 def quick(accountant: str = "rdp", **training: object) -> Recipe:
     """Six epochs of a linear model, with the accountant that answers soonest."""
-    return Recipe(
-        DataSection("digits"),
-        ModelSection("linear"),
-        PrivacySection(epsilon=8.0, delta=1e-4, accountant=accountant),
-        replace(TrainingSection(epochs=6, batch_size=200, lr=4.0, averaging=0.9), **training),  # type: ignore[arg-type]
-    )
+    tables = {"data": {"name": "digits"}, "model": {"name": "linear"}}
+    tables["privacy"] = {"epsilon": 8.0, "delta": 1e-4, "accountant": accountant}
+    tables["training"] = {"epochs": 6, "batch_size": 200, "lr": 4.0, "averaging": 0.9} | training
+    return Recipe.of(tables, "a test")
 
 
 def run(recipe: Recipe, data: DataSet | None = None) -> Outcome:
@@ -41,14 +29,13 @@ def run(recipe: Recipe, data: DataSet | None = None) -> Outcome:
 
 
 @pytest.fixture(scope="module")
-def learned() -> Outcome:
+def learned():
     return run(quick("pld"))
 
 
-def test_learns_within_its_budget(learned: Outcome) -> None:
+def test_learns_within_its_budget(learned):
     outcome, last = learned, learned.points[-1]
-    assert last.test_accuracy is not None
-    assert last.test_accuracy > 0.8
+    assert (last.test_accuracy or 0) > 0.8
     event = PoissonGaussian(200 / 1437, outcome.run.noise_multiplier)
     assert outcome.run.event == event
     again = PldAccountant().compose({event: outcome.run.steps}).epsilon(delta=1e-4)
@@ -58,15 +45,14 @@ def test_learns_within_its_budget(learned: Outcome) -> None:
     assert [p.epsilon for p in outcome.points] == sorted(p.epsilon for p in outcome.points)
 
 
-def test_the_published_model_is_the_one_that_was_tested(learned: Outcome) -> None:
+def test_the_published_model_is_the_one_that_was_tested(learned):
     test = load("digits").test
-    assert test is not None
     right = learned.model(torch.as_tensor(test.inputs)).argmax(1).numpy() == test.targets
     assert right.mean() == learned.points[-1].test_accuracy
     assert not learned.model.training
 
 
-def test_records_leave_the_memory_with_the_last_reference_to_their_run() -> None:
+def test_records_leave_the_memory_with_the_last_reference_to_their_run():
     data = load("digits")
     outcome = run(quick(epochs=0.5), data)
     inputs = weakref.ref(data.train.inputs), weakref.ref(outcome.run._records.columns[0])
@@ -80,16 +66,13 @@ def test_records_leave_the_memory_with_the_last_reference_to_their_run() -> None
 
 def study(noise_multiplier: float, *, epochs: float = 3.0, **privacy: object) -> Recipe:
     """The shape of the MNIST study of Abadi et al. 2016, on digits."""
-    return Recipe(
-        DataSection("digits"),
-        ModelSection("mlp"),
-        PrivacySection(epsilon=8.0, delta=1e-4, noise_multiplier=noise_multiplier, **privacy),  # type: ignore[arg-type]
-        TrainingSection(epochs=epochs, batch_size=200, lr=0.5, lr_end=0.1, lr_epochs=1.0),
-        ProjectionSection(components=12, noise_multiplier=20.0),
-    )
+    tables = {"data": {"name": "digits"}, "model": {"name": "mlp"}}
+    tables["privacy"] = {"epsilon": 8.0, "delta": 1e-4, "noise_multiplier": noise_multiplier} | privacy
+    tables["training"] = {"epochs": epochs, "batch_size": 200, "lr": 0.5, "lr_end": 0.1, "lr_epochs": 1.0}
+    return Recipe.of(tables | {"projection": {"components": 12, "noise_multiplier": 20.0}}, "a test")
 
 
-def test_the_projection_is_part_of_the_price_and_of_the_model() -> None:
+def test_the_projection_is_part_of_the_price_and_of_the_model():
     outcome = run(study(2.0))
     ledger = outcome.run.ledger.events
     (projection,) = [event for event in ledger if isinstance(event, Gaussian)]
@@ -105,7 +88,7 @@ def test_the_projection_is_part_of_the_price_and_of_the_model() -> None:
     assert torch.equal(again(images), outcome.model(images))
 
 
-def test_given_noise_ends_the_run_with_the_budget() -> None:
+def test_given_noise_ends_the_run_with_the_budget():
     outcome = run(study(1.0, epochs=1e4))
     step = outcome.run.event
     affordable = {**outcome.run.ledger.events, step: outcome.run.steps}
@@ -114,12 +97,12 @@ def test_given_noise_ends_the_run_with_the_budget() -> None:
     assert one_more.epsilon(delta=0.99e-4) > 8.0
 
 
-def test_a_budget_that_pays_for_no_step_is_refused() -> None:
+def test_a_budget_that_pays_for_no_step_is_refused():
     with pytest.raises(PrivacyError, match="beyond the budget of 8"):
         run(study(0.3))
 
 
-def test_layers_have_the_noise_and_the_bound_of_the_recipe_each() -> None:
+def test_layers_have_the_noise_and_the_bound_of_the_recipe_each():
     of = study(2.0, clipping="per-layer", max_grad_norm=0.7, accountant="moments")
     outcome = run(replace(of, projection=ProjectionSection()))
     assert outcome.epsilon >= MomentsAccountant().compose(outcome.run.ledger.events).epsilon(delta=1e-4)
@@ -135,7 +118,7 @@ def plain(recipe: Recipe, data: DataSet | None = None) -> Outcome:
     return train_without_privacy(recipe, data or load("digits"), on_step=lambda run, point: None)
 
 
-def test_a_run_without_privacy_takes_the_mean_gradient_of_each_batch_as_it_is() -> None:
+def test_a_run_without_privacy_takes_the_mean_gradient_of_each_batch_as_it_is():
     """A batch of all records, against steps of gradient descent by hand."""
     data = load("digits")
     recipe = quick(epochs=3, batch_size=1437, lr=0.5, averaging=0.0, cosine=False)
@@ -152,9 +135,7 @@ def test_a_run_without_privacy_takes_the_mean_gradient_of_each_batch_as_it_is() 
         torch.testing.assert_close(p, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_run_without_privacy_is_no_worse_than_a_private_one_and_refuses_other_batches() -> None:
-    found = plain(quick(lr=None)).points[-1].test_accuracy
-    assert found is not None
-    assert found > 0.9
+def test_a_run_without_privacy_is_no_worse_than_a_private_one_and_refuses_other_batches():
+    assert (plain(quick(lr=None)).points[-1].test_accuracy or 0) > 0.9
     with pytest.raises(ValueError, match="leave out batches"):
         plain(quick(batches="balls-in-bins"))

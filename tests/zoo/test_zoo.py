@@ -1,7 +1,5 @@
 """Foreign models from random configurations: the clipped sum of each against a loop over single examples."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The page and the list of supported models are those of the committed results, and none is left out."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 

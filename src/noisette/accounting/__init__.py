@@ -4,23 +4,7 @@ from noisette.accounting.calibrate import epsilon_for as epsilon_for
 from noisette.accounting.calibrate import noise_multiplier_for as noise_multiplier_for
 from noisette.accounting.calibrate import steps_for as steps_for
 from noisette.accounting.closed_forms import GdpAccountant as GdpAccountant
-from noisette.accounting.events import BallsInBinsGaussian as BallsInBinsGaussian
-from noisette.accounting.events import BandedGaussian as BandedGaussian
-from noisette.accounting.events import DiscreteGaussian as DiscreteGaussian
-from noisette.accounting.events import DpAmount as DpAmount
-from noisette.accounting.events import Event as Event
-from noisette.accounting.events import Events as Events
-from noisette.accounting.events import FixedSizeGaussian as FixedSizeGaussian
-from noisette.accounting.events import Gaussian as Gaussian
-from noisette.accounting.events import GroupPrivacy as GroupPrivacy
-from noisette.accounting.events import Laplace as Laplace
-from noisette.accounting.events import Neighbouring as Neighbouring
-from noisette.accounting.events import PoissonGaussian as PoissonGaussian
-from noisette.accounting.events import RepeatAndSelect as RepeatAndSelect
-from noisette.accounting.events import ReplacedPoissonGaussian as ReplacedPoissonGaussian
-from noisette.accounting.events import TruncatedPoissonGaussian as TruncatedPoissonGaussian
-from noisette.accounting.events import UserLevel as UserLevel
-from noisette.accounting.events import ZcdpAmount as ZcdpAmount
+from noisette.accounting.events import *  # noqa: F403
 from noisette.accounting.interface import Accountant as Accountant
 from noisette.accounting.interface import PrivacyCurve as PrivacyCurve
 from noisette.accounting.interface import TradeOff as TradeOff

@@ -12,8 +12,7 @@ from pathlib import Path
 def atomic_write(path: Path, *, mode: int = 0o666) -> Iterator[Path]:
     """A new file to write to, which replaces ``path`` at the end of the block, once it is on the disk.
 
-    An older file stays until then, and for good if the block fails. ``mode`` is before the umask. An ``OSError`` names
-    the path.
+    An older file stays until then, and for good if the block fails. ``mode`` is before the umask; errors name the path.
     """
     beside = _beside(path)
     try:

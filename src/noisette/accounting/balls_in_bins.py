@@ -4,8 +4,7 @@ Let Y_j be the ratio of the densities of batch j with and without the record in 
 bins. Without the record the Y_j are independent log-normal numbers of mean 1; with it, a pass has S times that density.
 So delta is the mean, without the record, of (S - e^epsilon)+ if the record is removed, and of (1 - e^epsilon S)+ if it
 is added. Both are convex in each Y_j. Hence all numbers may be rounded to a grid by giving the probability of each to
-its two neighbours such that its mean stays: delta never falls, also after composition with other releases. The sum of
-all Y_j follows by doubling.
+its two neighbours such that its mean stays: delta never falls, also composed with others. The sum follows by doubling.
 """
 
 from __future__ import annotations
@@ -68,9 +67,7 @@ def random_allocation(*, batches: int, chosen: int, noise_multiplier: float, pas
         raise ValueError(f"expected chosen <= batches, got chosen={chosen}, batches={batches}")
     size, larger = divmod(batches, chosen)
     groups = {size: chosen - larger, size + 1: larger}
-    return {
-        BallsInBinsGaussian(bins, noise_multiplier): bins * number * passes for bins, number in groups.items() if number
-    }
+    return {BallsInBinsGaussian(bins, noise_multiplier): bins * n * passes for bins, n in groups.items() if n}
 
 
 class _Sum(NamedTuple):

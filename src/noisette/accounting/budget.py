@@ -11,21 +11,16 @@ from functools import partial
 from typing import Any, Self
 
 from noisette import errors as checks
-from noisette.accounting.calibrate import SEE_PLAN, check_ranges
+from noisette.accounting.calibrate import SEE_PLAN, Given, check_ranges
 from noisette.accounting.events import Event, StepRelease, event_of, facts_of
-from noisette.accounting.filters import RenyiFilter, all_events, odometer_epsilon
+from noisette.accounting.filters import RenyiFilter, RenyiOdometer, all_events
 from noisette.accounting.interface import Accountant
 from noisette.accounting.ledger import Ledger, RecordedRun, declared
 from noisette.errors import PrivacyError
 
 
 def check_numbers(
-    *,
-    expected_batch_size: float,
-    epsilon: float | None,
-    noise_multiplier: float | None,
-    delta: float | None,
-    **plan: float | None,
+    *, expected_batch_size: float, epsilon: Given, noise_multiplier: Given, delta: Given, **plan: Given
 ) -> None:
     """Check that every declared number is in its range, and that alternatives are not given together: all at once.
 
@@ -40,7 +35,7 @@ def check_numbers(
     )
 
 
-def _check_budget_is_complete(epsilon: float | None, noise_multiplier: float | None, delta: float | None) -> None:
+def _check_budget_is_complete(epsilon: Given, noise_multiplier: Given, delta: Given) -> None:
     if epsilon is None and noise_multiplier is None:
         raise ValueError("expected epsilon, noise_multiplier or both, got neither")
     if epsilon is not None and delta is None:
@@ -128,17 +123,14 @@ class PrivacyBudget:
             return math.inf
         if len(declarations) < 2:
             return self.accountant.compose(self.ledger.events).epsilon(delta=left)
-        found = odometer_epsilon(declarations, delta=left)
+        found = RenyiOdometer().compose(all_events(declarations)).epsilon(delta=left)
         budget, of_budget = self._terms.epsilon, self._terms.delta
-        if budget is not None and of_budget is not None and delta >= of_budget and not self._excess(0):
-            return min(found, budget)
+        if budget is not None and of_budget is not None and delta >= of_budget:
+            return found if self._excess(0, budget, of_budget) else min(found, budget)
         return found
 
-    def _excess(self, steps: int) -> str | None:
+    def _excess(self, steps: int, budget: float, delta: float) -> str | None:
         """How this many further steps would exceed the budget, if they do."""
-        budget, delta = self._terms.epsilon, self._terms.delta
-        assert budget is not None
-        assert delta is not None
         further = [(self._terms.recorded.series(self._terms.event), steps)] if steps else []
         declarations = declared([*self.ledger.paid.items(), *further])
         if (left := delta - NOISE_TAIL) <= 0:
@@ -158,10 +150,10 @@ class PrivacyBudget:
 
     def check_budget(self, steps: int) -> None:
         """Check that this many further steps keep the budget, if there is one, or raise a ``PrivacyError``."""
-        budget = self._terms.epsilon
-        if budget is None or self._terms.delta is None:
+        budget, delta = self._terms.epsilon, self._terms.delta
+        if budget is None or delta is None:
             return
-        if problem := self._excess(steps):
+        if problem := self._excess(steps, budget, delta):
             raise PrivacyError(
                 f"{problem}, beyond the budget of {budget:g}: the noise is too small for so many steps, or other "
                 f"releases were made meanwhile. Take fewer steps, more noise or a larger budget: {SEE_PLAN}"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from itertools import product
 from types import MappingProxyType
+from typing import TypeAlias
 
 from noisette.accounting.events import Event, Events, PoissonGaussian, StepRelease, check_events
 from noisette.accounting.filters import RenyiFilter, RenyiOdometer
@@ -15,8 +16,7 @@ from noisette.accounting.interface import LEAST_NOISE, MOST_NOISE, Accountant
 from noisette.accounting.pld import PldAccountant
 from noisette.errors import all_of, count, open_fraction, positive, probability
 
-# Noise multipliers are searched on a geometric grid finer than their tolerance of one part in a thousand, so that every
-# search is over integers, as for steps.
+# Noise multipliers are searched, as steps are, over integers: on a geometric grid finer than their tolerance, 1e-3.
 RATIO = 1 + 1e-3 / 4
 TENTH = int(math.log(1.1) / math.log(RATIO))
 LEAST_RATE, MOST_STEPS = 1e-12, 10**9  # the limits of the searches, far beyond any real run
@@ -24,6 +24,7 @@ LEAST_RATE, MOST_STEPS = 1e-12, 10**9  # the limits of the searches, far beyond 
 SEE_PLAN = "`noisette plan --size N --epsilon E --delta D` lists the batches, epochs and noise that a budget allows"
 
 NO_EVENTS: Events = MappingProxyType({})
+Given: TypeAlias = float | None  # a parameter of a run that may be left out
 
 _RANGES: dict[str, Callable[..., None]] = {
     **dict.fromkeys(("epsilon", "noise_multiplier", "epochs", "expected_batch_size"), positive),
@@ -32,7 +33,7 @@ _RANGES: dict[str, Callable[..., None]] = {
 }
 
 
-def check_ranges(**numbers: float | None) -> None:
+def check_ranges(**numbers: Given) -> None:
     """Check every given parameter of a run, ``None`` being one that is not given, and report all problems at once."""
     all_of(*(partial(_RANGES[name], **{name: number}) for name, number in numbers.items() if number is not None))
 
@@ -141,16 +142,11 @@ def _places(noise_multiplier: float) -> int:
     return int(abs(math.log(LEAST_NOISE / noise_multiplier)) / math.log(RATIO))
 
 
-# Both are for first guesses only, so their arguments are clamped to where no arithmetic overflows.
+# For first guesses only: there arguments are clamped to where no arithmetic overflows.
 def _distance(epsilon: float, delta: float) -> float:
     """About the distance between the means of two Gaussians of standard deviation 1 that are (epsilon, delta)-close."""
     tail, epsilon = math.log(1 / delta), min(epsilon, 1e6)
     return max(math.sqrt(2) * epsilon / (math.sqrt(tail + epsilon) + math.sqrt(tail)), 1e-100) if epsilon else 0.0
-
-
-def _divergence(sampling_rate: float, noise_multiplier: float) -> float:
-    """Chi-square divergence of one release: its share of the squared distance of many small ones together."""
-    return max(sampling_rate, LEAST_RATE) ** 2 * math.expm1(min(_resolved(noise_multiplier) ** -2, 700.0))
 
 
 def _resolved(noise_multiplier: float) -> float:
@@ -169,13 +165,11 @@ def noise_multiplier_for(
     """The least noise multiplier with which these steps stay within the budget, within one part in a thousand.
 
     Args:
-        epsilon: the budget, above 0.
-        delta: the probability with which the bound on epsilon may fail, in (0, 1).
+        epsilon, delta: the budget, above 0, and the probability with which that bound may fail, in (0, 1).
         sampling_rate: probability in (0, 1] that an example is in a batch.
         steps: number of releases, at least 1.
         accountant: computes the privacy cost. Unless given it is :class:`PldAccountant`, or with prior events
-            :class:`~noisette.accounting.filters.RenyiFilter`, which holds also where these steps are chosen by the
-            results of those.
+            :class:`~noisette.accounting.filters.RenyiFilter`, which holds also where their results chose these steps.
         prior_events: other releases about the same records, which count towards the same budget.
 
     Guarantee: by this accountant the result costs ``epsilon`` or less. With one part in a thousand less noise it would
@@ -199,11 +193,9 @@ def least_noise(
 ) -> float:
     """As :func:`noise_multiplier_for`, for a step's ``release`` of any kind with this noise multiplier."""
     budget, rate = Budget(epsilon, delta, accountant, prior_events), release(MOST_NOISE).sampling_rate
-
-    def run(noise: float) -> Events:
-        return with_releases(prior_events, release(noise), steps)
-
-    return budget.least_noise(run, sampling_rate=rate, steps=steps)
+    return budget.least_noise(
+        lambda noise: with_releases(prior_events, release(noise), steps), sampling_rate=rate, steps=steps
+    )
 
 
 def least_noisy(
@@ -241,15 +233,16 @@ def steps_for(
 
     The arguments and the errors are those of :func:`noise_multiplier_for`.
 
-    Guarantee: by this accountant so many steps cost ``epsilon`` or less, and one step more costs more, unless the
-    result is a billion, the most that it returns.
+    Guarantee: by this accountant so many steps cost ``epsilon`` or less, one more costs more, up to a billion steps.
 
     >>> steps_for(epsilon=1.0, delta=1e-5, sampling_rate=0.01, noise_multiplier=4.0)
     11049
     """
     budget = Budget(epsilon, delta, accountant, prior_events)
     release = PoissonGaussian(sampling_rate, noise_multiplier)
-    guess = int(min(budget._remaining_distance**2 / _divergence(sampling_rate, noise_multiplier), MOST_STEPS))
+    # Chi-square divergence of a release: its share of the squared distance of many small ones together.
+    share = max(sampling_rate, LEAST_RATE) ** 2 * math.expm1(min(_resolved(noise_multiplier) ** -2, 700.0))
+    guess = int(min(budget._remaining_distance**2 / share, MOST_STEPS))
     return budget._last_within(
         lambda steps: with_releases(prior_events, release, steps), most=MOST_STEPS, guess=guess, stride=guess // 10
     )
@@ -279,11 +272,7 @@ def epsilon_for(
 
 
 def schedule(
-    expected_batch_size: float,
-    sampling_rate: float | None,
-    steps: int | None,
-    public_size: int | None,
-    epochs: float | None,
+    expected_batch_size: float, sampling_rate: Given, steps: int | None, public_size: int | None, epochs: Given
 ) -> tuple[float, int]:
     """Sampling rate and steps: as declared, or computed from the declared size and epochs."""
     if sampling_rate is None:

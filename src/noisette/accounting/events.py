@@ -9,6 +9,10 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias, get_args
 
 from noisette.errors import below_one, count, not_negative, positive, probability
 
+__all__ = ["BallsInBinsGaussian", "BandedGaussian", "DiscreteGaussian", "DpAmount", "Event", "Events", "Gaussian"]
+__all__ += ["FixedSizeGaussian", "GroupPrivacy", "Laplace", "Neighbouring", "PoissonGaussian", "RepeatAndSelect"]
+__all__ += ["ReplacedPoissonGaussian", "TruncatedPoissonGaussian", "UserLevel", "ZcdpAmount"]
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Neighbouring:
@@ -157,8 +161,7 @@ def check_events(events: Events) -> None:
         raise ValueError(
             f"events of different neighbouring relations cannot be composed: {listed}. State all of them for one, as "
             "neighbouring=Neighbouring.ADD_OR_REMOVE_USER with the noise for a user, or keep a ledger for each; "
-            "noisette ledger price --records-per-user K gives the cost for users of releases that are stated for "
-            "records"
+            "noisette ledger price --records-per-user K gives the cost for users of releases stated for records"
         )
 
 

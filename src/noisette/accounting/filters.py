@@ -10,8 +10,7 @@ mean of exp((alpha - 1) L) under P for the next release is at most exp((alpha - 
 
     M_t = exp((alpha - 1) (L_t - rho_t(alpha)))
 
-never grows in the mean: it is a supermartingale that begins at 1 (Feldman and Zrnic 2021; Lécuyer 2021). The same holds
-with P and Q exchanged.
+never grows in the mean: it is a supermartingale from 1 on (Feldman and Zrnic 2021; Lécuyer 2021), also with P for Q.
 
 Filter. Let the budget (epsilon, delta) fix some orders, each with a share delta_alpha of delta and the limit
 epsilon - c(alpha, delta_alpha), where c is the conversion of Canonne, Kamath and Steinke 2020, Proposition 12. Stop
@@ -25,9 +24,8 @@ and within the limit the right side is at most delta_alpha M. So the paths of th
 and all together delta. No order may depend on results, so they are functions of the budget alone.
 
 A first declaration alone in its ledger is composed as before, and its budget may then be exhausted beyond every order's
-limit. Others follow only where its whole plan is within a limit, even if it was stopped early: otherwise the choice to
-stop would have been one between two budgets. So every path with several declarations, or the choice of having them, is
-one of the filter.
+limit. Others follow only where its whole plan is within a limit, even if it was stopped early: otherwise stopping would
+have been a choice between two budgets. So every path with several declarations, or the choice of them, is a filter's.
 
 Odometer. Without a budget set beforehand, M_t exceeds K / delta at any time with probability at most delta / K (Ville's
 inequality). So with probability 1 - delta, for all K orders and at all times at once,
@@ -114,8 +112,7 @@ class RenyiFilter:
 class RenyiOdometer:
     """The accountant of what was spent so far, without a budget, whatever was chosen by earlier results.
 
-    Guarantee: with probability 1 - delta the privacy loss is at most the epsilon of what was released so far, at all
-    times at once.
+    Guarantee: with probability 1 - delta, at all times at once, the privacy loss is at most the epsilon until then.
     Source: Lécuyer 2021, "Practical Privacy Filters and Odometers with Rényi Differential Privacy"; the proof above.
 
     >>> round(RenyiOdometer().compose({kinds.Gaussian(noise_multiplier=4.0): 4}).epsilon(delta=1e-5), 2)
@@ -153,11 +150,6 @@ def accountant_beside(
 def all_events(declarations: Sequence[Declaration]) -> Events:
     """The releases of all declarations together."""
     return sum((Counter(each.events) for each in declarations), Counter[Event]())
-
-
-def odometer_epsilon(declarations: Sequence[Declaration], *, delta: float) -> float:
-    """Epsilon of these declarations, whatever was chosen after looking."""
-    return RenyiOdometer().compose(all_events(declarations)).epsilon(delta=delta)
 
 
 def for_several(event: Event, number: int, neighbouring: Neighbouring) -> Event | None:
@@ -234,9 +226,7 @@ def curve_for(events: Events, accountant: Accountant, number: int, neighbouring:
         whole = event.neighbouring.for_several(number)
         is_part = event in known or whole == neighbouring or (event.neighbouring, neighbouring) == of_user
         if not is_part or (several is None and known):
-            raise UnsupportedEventError(
-                f"{event}, with a guarantee to {event.relation}, says nothing to {neighbouring}"
-            )
+            raise UnsupportedEventError(f"{event}, a guarantee to {event.relation}, says nothing to {neighbouring}")
         if several is None and isinstance(accountant, RenyiOdometer):
             raise UnsupportedEventError(f"{event} has no odometer for several records at once")
         if several is None:
@@ -254,8 +244,7 @@ def check_one_relation(events: Events) -> None:
     if set(relations) == {Neighbouring.ADD_OR_REMOVE_ONE, Neighbouring.ADD_OR_REMOVE_USER}:
         promise = (
             "together they promise something for users, if a user has at most K records in the data set: give "
-            "--records-per-user K. For single records they promise nothing, since a release for users counts a user's "
-            "records as a whole"
+            "--records-per-user K. For single ones they promise nothing, since a release for users counts theirs whole"
         )
     listed = " and ".join(f"{times:,} to {relation}" for relation, times in relations.items())
     raise ValueError(f"the ledger holds releases with different guarantees: {listed}; {promise}")

@@ -65,8 +65,7 @@ def is_unbounded(event: Supported) -> bool:
 def composed_events(events: Events) -> Events:
     """The events as they are composed: banded rounds as Poisson batches, passes as one; a begun round is a whole one.
 
-    Raises:
-        TypeError, ValueError: the mapping holds no valid events, or events of different neighbouring relations.
+    A ``TypeError`` or ``ValueError`` says that events are not valid, or of different neighbouring relations.
 
     >>> composed_events({kinds.BandedGaussian(0.01, 2.0, bands=8): 20})
     {PoissonGaussian(sampling_rate=0.08, noise_multiplier=2.0): 3}

@@ -97,8 +97,7 @@ class Ledger:
     holds one JSON object per line, chained by SHA-256 digests, and nothing that depends on the data. Several runs may
     share a ledger, also in threads of one process: a run gives back only its own steps.
 
-    A file that was cut between two lines is a valid ledger. To detect that, store its ``head`` elsewhere, as
-    checkpoints do, and check it with :meth:`holds`.
+    A file cut between two lines is a valid ledger. To see that, store its ``head``, as checkpoints do: :meth:`holds`.
 
     Args:
         path: the file; created with mode 0600, or continued if it exists. It is locked for writing until
@@ -407,6 +406,7 @@ class Exchange(Protocol):
 _MOST_AT_ONCE, _FEWEST_LEASES = 64, 20
 
 
+@dataclass(eq=False, repr=False)
 class LedgerAccount:
     """Accounts for the ``steps`` of a run in its ledger, several of them at once, within the budget.
 
@@ -414,28 +414,21 @@ class LedgerAccount:
     not fit, and ``steps_spent`` are those of an earlier process of this run.
     """
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        event: StepRelease,
-        run: RecordedRun,
-        check_budget: Callable[[int], None],
-        ranks: Exchange,
-        *,
-        steps: int,
-        steps_spent: int,
-    ) -> None:
-        self.ledger = ledger
-        self._event = event
-        self._check_budget = check_budget
-        self._ranks = ranks
-        self._recorded = run
-        lease = max(1, min(_MOST_AT_ONCE, steps // _FEWEST_LEASES)) if ledger.path else 1
-        self.lease = in_whole_rounds(event, lease)
-        self._steps = steps
-        self._first = self._spent = steps_spent
+    ledger: Ledger
+    _event: StepRelease
+    _recorded: RecordedRun
+    _check_budget: Callable[[int], None]
+    _ranks: Exchange
+    _: KW_ONLY
+    steps: int
+    steps_spent: int
+
+    def __post_init__(self) -> None:
+        lease = max(1, min(_MOST_AT_ONCE, self.steps // _FEWEST_LEASES)) if self.ledger.path else 1
+        self.lease = in_whole_rounds(self._event, lease)
+        self._spent = self.steps_spent
         self.reserved = self._own_lines = 0
-        self._other_lines = ledger.entries  # that this object did not write
+        self._other_lines = self.ledger.entries  # that this object did not write
         self._known_of_first = -1.0  # the other lines of rank 0 that this rank knows of
         self._checked = self._other_releases()  # what the budget was computed with
 
@@ -469,7 +462,7 @@ class LedgerAccount:
 
     def still_to_come(self) -> float:
         """How many times the steps of this process so far are still to come."""
-        return (self._steps - self._spent) / max(1, self._spent - self._first)
+        return (self.steps - self._spent) / max(1, self._spent - self.steps_spent)
 
     def check_budget(self, steps_left: int) -> None:
         """Check that the remaining steps fit in the budget, together with everything in the ledger."""

@@ -345,9 +345,7 @@ class LedgerFile:
         if not self._finalizer.alive:
             raise PrivacyError(f"{self.path} was closed and records no more releases; open it again with Ledger(path)")
         if os.getpid() != self._owner:
-            raise PrivacyError(
-                f"{self.path} belongs to process {self._owner}, from which this one was forked; use it there"
-            )
+            raise PrivacyError(f"{self.path} belongs to process {self._owner}, of which this is a fork; use it there")
         status = os.fstat(self._descriptor)
         if status.st_nlink == 0 or status.st_size != size:
             changed = "was removed or changed since it was read, by another process or by an interrupted write"

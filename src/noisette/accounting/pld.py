@@ -22,8 +22,7 @@ from noisette.accounting.privacy_loss import ROUNDING, LossDistribution, Tilted,
 from noisette.accounting.rdp import HIGH_ORDERS, ORDERS, RdpAccountant, RdpCurve, renyi_loss
 from noisette.errors import not_negative, open_fraction
 
-# The standard deviation of the Gaussian release that is added, over that of the composed loss; the share of epsilon
-# that it may cost; the most points of the line.
+# The deviation of the Gaussian release that is added, over the loss's; its share of epsilon; the most points of a line.
 ADDED_DEVIATION, ADDED_COST, MOST_POINTS = 2e-3, 1e-5, 2**15
 NEGLIGIBLE = 40.0  # the exponent at which a Gaussian factor, and the images of a periodic sum, are negligible
 LEAST_TERM = 1e-17  # of the largest: terms below this share end the sum; they are added to the error
@@ -47,8 +46,7 @@ class Composition:
     because 1/(s (s + 1)) is the Laplace transform of 1 - exp(-x). The integral is computed as a sum over equally spaced
     points at distance 2 pi / W. By Poisson's summation formula the sum is that of exp(c m W) delta(epsilon + m W) over
     all integers m: all of these are positive, so the sum is too large, by little if W is large.
-    The sum is finite because one more release is composed, a Gaussian one with a tiny share of the cost: its factor
-    bounds all later terms.
+    The sum is finite because one more release is composed, a Gaussian of a tiny cost: its factor bounds later terms.
     Guarantee: delta and epsilon are upper bounds: the terms left out and the rounding of all others are added.
     """
 
@@ -186,8 +184,7 @@ class _Line:
         most = np.abs(kernel)
         # What is left out beyond the last point: the Gaussian factor falls faster than a geometric series.
         beyond = float(most[-1]) / -math.expm1(-gaussian * t[-1] * spacing)
-        # The product of the characteristic functions relative to its first value, those of the largest variance first:
-        # they leave the fewest points.
+        # The product of the characteristic functions over its first value, those that leave the fewest points first.
         values, log_scale, centre, left_out, rounding = np.ones(len(most), dtype=complex), 0.0, 0.0, 0.0, 0.0
         parts = [(one.tilted(c), one, times) for one, times in composition.releases.items()]
         for tilted, one, times in sorted(parts, key=lambda part: -part[2] * part[0].variance):
@@ -246,23 +243,21 @@ def least_epsilon(delta_at: Callable[[float], float], delta: float, tolerance: f
     return high
 
 
-def _characteristic(
-    one: LossDistribution, tilted: Tilted, c: float, spacing: float, points: int
-) -> tuple[np.ndarray, float]:
-    """The mean of exp(i t (loss - mean)) under a tilted distribution for all t = k * spacing, and its error.
+def _characteristic(one: LossDistribution, tilted: Tilted, c: float, step: float, n: int) -> tuple[np.ndarray, float]:
+    """The mean of exp(i t (loss - mean)) under a tilted distribution for all t = k * step, and its error.
 
     With k = a * rows + b the exponential is a product over a and b, so all means are one product of two matrices.
     """
-    rows = math.ceil(math.sqrt(points))
+    rows = math.ceil(math.sqrt(n))
     likely = tilted.weights > LEAST_WEIGHT
     weights = tilted.weights[likely]
-    losses = spacing * (one.losses[likely] - tilted.mean)
+    losses = step * (one.losses[likely] - tilted.mean)
     fine = _powers(np.exp(1j * losses), rows)
-    coarse = _powers(np.exp(1j * rows * losses), math.ceil(points / rows)) * weights
+    coarse = _powers(np.exp(1j * rows * losses), math.ceil(n / rows)) * weights
     with _linear_algebra().limit(limits=1, user_api="blas"):
-        factor = (coarse @ fine.T).ravel()[:points]
+        factor = (coarse @ fine.T).ravel()[:n]
     left_out = LEAST_WEIGHT * (len(tilted.weights) - len(weights))
-    phases = points * spacing * (float(weights @ np.abs(one.losses[likely])) + abs(tilted.mean))
+    phases = n * step * (float(weights @ np.abs(one.losses[likely])) + abs(tilted.mean))
     exponents = float(tilted.weights @ np.abs(c * one.losses)) + abs(tilted.log_mean)
     return factor, one.uncertainty + left_out + 4 * ROUNDING * (phases + exponents + 2 * rows)
 

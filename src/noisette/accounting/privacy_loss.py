@@ -25,8 +25,7 @@ ROUNDING = 2.0**-52  # the spacing of floating-point numbers at 1, by which one 
 class Mixture:
     """The standard Gaussian, and the same Gaussian moved by one of these shifts with these log probabilities.
 
-    The pair dominates a release whose batch up to k records of a group can enter, because each of them moves the sum
-    by at most its sensitivity.
+    The pair dominates a release whose batch k records can enter at most: each moves the sum by its sensitivity or less.
     Source: Choquette-Choo et al. 2024, "Privacy Amplification for Matrix Mechanisms", Corollary 4.7.
 
     >>> np.exp(Mixture.of(kinds.GroupPrivacy(PoissonGaussian(0.5, 4.0), records=2)).log_probabilities)
@@ -124,11 +123,8 @@ class LossDistribution:
         return self.joined_with(LossDistribution(np.array([loss]), np.array([mass]))) if mass > 0 else self
 
     def joined_with(self, other: LossDistribution) -> LossDistribution:
-        return LossDistribution(
-            np.concatenate((self.losses, other.losses)),
-            np.concatenate((self.masses, other.masses)),
-            min(1.0, self.lost + other.lost),
-        )
+        losses, masses = np.concatenate((self.losses, other.losses)), np.concatenate((self.masses, other.masses))
+        return LossDistribution(losses, masses, min(1.0, self.lost + other.lost))
 
     def scaled(self, probability: float) -> LossDistribution:
         return LossDistribution(self.losses, self.masses * probability, self.lost * probability)
@@ -195,10 +191,8 @@ def pair_of_replaced(event: kinds.FixedSizeGaussian) -> PoissonGaussian:
 def replaced_loss(mixture: Mixture, tail: float) -> LossDistribution:
     """The privacy loss in either direction when a record is replaced, where the mixture has the shifts 0 and mu.
 
-    For an epsilon above 0 the pair is the mixture and the Gaussian, below 0 the Gaussian and the mixture, and what is
-    left is a loss of 0.
-    Source: Zhu, Dong and Wang 2022, "Optimal Accounting of Differential Privacy via Characteristic Function",
-    Theorem 11.
+    For an epsilon above 0 the pair is mixture and Gaussian, below 0 Gaussian and mixture, and the rest is a loss of 0.
+    Source: Zhu, Dong and Wang 2022, "Optimal Accounting [...] via Characteristic Function", Theorem 11.
     """
     middle = float(mixture.shifts[1]) / 2  # the loss is 0 where both densities are equal
     grid = _Grid(mixture, 0.0, _points(mixture, middle, tail))

@@ -87,8 +87,7 @@ class RdpAccountant:
 
     A pass of balls in bins counts as one release over all records, which is more than it costs. Batches of fixed size
     count at most twice what the Gaussian needs. Each of the ``orders`` is above 1.
-    Source: Mironov, Talwar and Zhang 2019 (Poisson batches); Papernot and Steinke 2022, Theorems 2 and 6 (repeated
-    runs).
+    Source: Mironov, Talwar and Zhang 2019 (Poisson batches); Papernot and Steinke 2022, Theorems 2, 6 (repeated runs).
 
     >>> from noisette.accounting.events import PoissonGaussian
     >>> round(RdpAccountant().compose({PoissonGaussian(0.01, 4.0): 10_000}).epsilon(delta=1e-5), 4)
@@ -131,8 +130,7 @@ def _divergences(event: Event, orders: tuple[float, ...]) -> np.ndarray:
         case kinds.TruncatedPoissonGaussian():
             return _truncated_divergences(event, orders)
         case kinds.BallsInBinsGaussian() | kinds.DiscreteGaussian():
-            # Canonne, Kamath and Steinke 2020, Theorem 4; a mixture of releases over all records, one a bin, costs no
-            # more than one
+            # Canonne, Kamath and Steinke 2020, Theorem 4; a mixture of releases over all records costs at most one
             return a / (2 * resolved_noise(event.noise_multiplier) ** 2)
         case kinds.ZcdpAmount():
             return event.rho * a
@@ -193,8 +191,7 @@ def of_best(orders: np.ndarray, of_run: np.ndarray, mean: float, shape: float) -
     """The divergences of the best of a random number of runs, of which each has those of ``of_run`` in both directions.
 
     Guarantee: they hold for any number of orders above 1, also where some divergences are infinite. Theorem 2 takes one
-    of the orders for the number of runs, so that each is valid, and here it is the best; a divergence is not above that
-    of a larger order.
+    of the orders for the number of runs: each is valid, and here it is the best. Divergences grow with the order.
     Source: Papernot and Steinke 2022, Theorem 6 for the Poisson distribution, Theorem 2 for all others.
     """
     found = of_run + math.log(mean) / (orders - 1)
@@ -253,8 +250,7 @@ def log_moments(event: Sampled, orders: np.ndarray) -> np.ndarray:
     """alpha(order) of one release, for each order above 0: the larger of ln E1 and ln E2, which is always ln E2.
 
     E2 is the mean of (mu / mu0)^order under mu, with the record whose presence turns mu0 into mu. Whole orders have a
-    closed form, others are a quadrature; where that would take millions of points, the result is that of the next
-    whole order, which is larger.
+    closed form, others are a quadrature, or where that takes millions of points those of the next whole order: larger.
     Source: Abadi et al. 2016, section 3.2 and appendix; E1 <= E2 by Mironov, Talwar and Zhang 2019, Theorem 5.
 
     >>> log_moments(kinds.PoissonGaussian(0.01, 4.0), np.array([1, 1.5, 2, 32])).round(8)

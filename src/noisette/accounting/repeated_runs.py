@@ -34,10 +34,8 @@ class NumberOfRuns:
     """The truncated negative binomial distribution of a search, or the Poisson distribution for an infinite shape.
 
     With the parameter gamma in (0, 1], P(k) is proportional to (1 - gamma)^k times the product over l < k of (shape +
-    l) / (l + 1), for k >= 1. Its mean is shape (1 - gamma) / (gamma (1 - gamma^shape)). The Poisson distribution alone
-    has a chance of no run.
-    Guarantee: the mean of the distribution that is drawn from is at most ``mean``, by less than one part in 1e50, so
-    that it costs no more than the event in the ledger.
+    l) / (l + 1), for k >= 1. Its mean is shape (1 - gamma) / (gamma (1 - gamma^shape)). Poisson alone may give no run.
+    Guarantee: the mean of what is drawn from is ``mean`` or less, by under 1e-50, so it costs no more than the event.
     Source: Papernot and Steinke 2022, Definition 1.
 
     >>> [round(NumberOfRuns(mean=4.0, shape=1.0).probability(k), 4) for k in (0, 1, 2)]
@@ -159,8 +157,7 @@ def least_noise_search(
 
     Args:
         epsilon, delta, sampling_rate, steps: the budget, and each run, as for ``noise_multiplier_for``.
-        mean: expected number of runs, at least 1.
-        shape: as in :class:`RepeatAndSelect`; the best of ``SHAPES`` unless given.
+        mean, shape: as in :class:`RepeatAndSelect`; the best of ``SHAPES`` unless one is given.
         accountant: computes the privacy cost; :class:`RdpAccountant` unless given.
         prior_events: other releases about the same records, which count towards the same budget.
         in_each_run: what each run releases beside its steps, such as a noisy score, with noise that is given.

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -29,9 +30,9 @@ from noisette.nn.lipschitz import TauCrossEntropy
 from noisette.ranks import Alone
 from noisette.run.per_example import PerExampleClip
 from noisette.training.build import TrainingSetup, principal_components_of, sha256_of_first_weights
-from noisette.training.finished_run import RUN_FILE, FinishedRun
 from noisette.training.loop import start_run
 from noisette.training.recipe import Recipe
+from noisette.training.run_folder import RUN_FILE, FinishedRun
 
 __all__ = ["RunAudit", "audit_run"]
 
@@ -60,8 +61,7 @@ class RunAudit(Audit):
     @property
     def findings(self) -> tuple[str, ...]:
         return tuple(
-            f"at delta={p.delta:g} the run costs epsilon={p.certified:.3g} or more; at most {p.guaranteed:.3g} is "
-            "guaranteed"
+            f"at delta={p.delta:g} the run costs epsilon={p.certified:.3g} or more; guaranteed is {p.guaranteed:.3g}"
             for p in self.points
             if p.certified > p.guaranteed
         )
@@ -96,10 +96,7 @@ def audit_run(
         on_step: called after each step with the number of steps done, and of all.
 
     Guarantee: the scores are independent for the documented mechanism, so a guarantee that holds is refuted with
-    probability ``false_alarm`` at most.
-
-    Raises:
-        ValueError, PrivacyError: a number outside its domain; the bound refuses the model or the losses.
+    probability ``false_alarm`` at most. Errors are those of :func:`audit_bound`.
     """
     checks.all_of(
         lambda: checks.open_fraction(false_alarm=false_alarm),
@@ -163,9 +160,7 @@ class AuditedRun:
     def of_recipe(cls, recipe: Recipe, data: DataSet) -> Self:
         """The run of this recipe, for Poisson batches of records. Nothing is trained."""
         if other := _other_batches(recipe):
-            raise ValueError(
-                f"the audit of a recipe knows Poisson batches of records, not {other}; train, then audit the run"
-            )
+            raise ValueError(f"this audit knows Poisson batches of records, not {other}; train, then audit the run")
         with Ledger() as ledger:
             run = start_run(recipe, _setup(recipe, data, ledger), data.declared_size, ledger, Alone(), _ONE_RUN)
             released = {**ledger.events, run.event: run.steps}
@@ -231,14 +226,10 @@ class AuditedRun:
         return audit_cost(self.released, epsilon=self.epsilon, delta=self.delta)
 
     def audit_step(self, *, steps: int) -> step_audit.StepAudit:
-        if self.recipe.lipschitz.used:
-            canary_model = step_audit.LipschitzAxes()
-        else:
-            canary_model = (
-                step_audit.BehindPublicNorm() if self.recipe.model.batch_norm == "public" else step_audit.Axes()
-            )
+        kind = step_audit.BehindPublicNorm if self.recipe.model.batch_norm == "public" else step_audit.Axes
+        made = step_audit.LipschitzAxes() if self.recipe.lipschitz.used else kind()
         noise = self.noise_multiplier
-        return step_audit.audit_bound(self.bound_of, noise_multiplier=noise, canary_model=canary_model, steps=steps)
+        return step_audit.audit_bound(self.bound_of, noise_multiplier=noise, canary_model=made, steps=steps)
 
     def audit_neighbours(self, *, pairs: int) -> step_audit.NeighbourAudit:
         """On the run's own model, which must not be ``unknown``."""
@@ -280,9 +271,8 @@ _ONE_RUN = "the recipe"  # whose projection and steps are declared together
 def _setup(recipe: Recipe, like: DataSet, ledger: Ledger) -> TrainingSetup:
     records = _random_data(like, 0)
     public = _random_data(like, 1, recipe.public.examples) if recipe.public.data else None
-    return TrainingSetup(
-        recipe, records, public, lambda: principal_components_of(recipe, records, ledger, Alone(), _ONE_RUN)
-    )
+    components = partial(principal_components_of, recipe, records, ledger, Alone(), _ONE_RUN)
+    return TrainingSetup(recipe, records, public, components)
 
 
 def _other_batches(recipe: Recipe) -> str:

@@ -13,7 +13,7 @@ known bound, so an exact confidence interval follows from a count.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
@@ -26,7 +26,7 @@ from scipy.stats import beta, binom
 from noisette import errors as checks
 from noisette.accounting import events as kinds
 from noisette.accounting.closed_forms import GdpCurve
-from noisette.accounting.events import Event
+from noisette.accounting.events import Event, Events
 
 __all__ = ["CostAudit", "Verdict", "audit_cost", "certified_epsilon", "certified_mu", "epsilon_of"]
 
@@ -141,8 +141,7 @@ _TILTS = np.unique(np.round(np.concatenate([[0], np.geomspace(1, 4096, 60)])).as
 class CostAudit(Audit):
     """Confidence limits of delta at ``epsilon``, ``least`` and ``most``, beside the delta that is stated.
 
-    ``left_out`` are the kinds of releases that were not simulated. What is released without them costs no more, so
-    ``least`` is a lower limit for all.
+    ``left_out`` are kinds of releases that were not simulated: without them the cost is no larger, so ``least`` holds.
     """
 
     epsilon: float
@@ -162,24 +161,17 @@ class CostAudit(Audit):
 
 
 def audit_cost(
-    events: Mapping[Event, int],
-    *,
-    epsilon: float,
-    delta: float,
-    samples: int = 20_000,
-    false_alarm: float = FALSE_ALARM,
+    events: Events, *, epsilon: float, delta: float, samples: int = 20_000, false_alarm: float = FALSE_ALARM
 ) -> CostAudit:
     """Check by simulation that releases cost no more than (epsilon, delta).
 
     A record is removed, and it is added. ``samples`` is the number of simulated runs, and ``false_alarm`` the
-    probability that a cost is refuted that is not too small. Balls-in-bins batches are not simulated.
+    probability that a cost is refuted that is not too small. Balls-in-bins batches are not simulated. A number outside
+    its domain is a ``ValueError``.
 
     Guarantee: the limits hold for the mechanism that each event declares, against an attacker who knows all other
     records, and of truncated batches which ones were full.
     Source: Wang et al. 2023, "A Randomized Approach to Tight Privacy Accounting", for delta by importance sampling.
-
-    Raises:
-        ValueError: a number outside its domain.
 
     >>> from noisette import PoissonGaussian
     >>> audit_cost({PoissonGaussian(0.01, 1.3): 6000}, epsilon=2.97, delta=1e-5).verdict

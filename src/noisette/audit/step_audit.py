@@ -278,8 +278,7 @@ def audit_bound(
         steps: number of steps; each gives a score for every canary.
         false_alarm: that of :class:`StepAudit`.
 
-    Raises:
-        ValueError, PrivacyError: a number outside its domain; the bound refuses the model or the losses.
+    A number outside its domain is a ``ValueError``; the bound may refuse model or losses by a ``PrivacyError``.
 
     >>> from noisette import PerExampleClip
     >>> audit = audit_bound(lambda model: PerExampleClip(model, 0.7), noise_multiplier=1.0, steps=4)
@@ -312,16 +311,13 @@ def audit_step(
 
     Args:
         step: takes the records of a batch, (n, ``canaries.width``), and returns the noised sum of their clipped
-            gradients, flat, (``canaries.width``,): before any division by a batch size, or multiplied with it. The
-            audit draws the batches.
+            gradients, flat, (``canaries.width``,), not divided by a batch size. The audit draws the batches.
         bound: the documented bound on the gradient of one example.
         noise_multiplier: the documented standard deviation of the noise in units of the bound.
         canaries: the records; ``Canaries()`` unless given.
-        steps: number of steps.
-        false_alarm: that of :class:`StepAudit`.
+        steps, false_alarm: the number of steps, and that of :class:`StepAudit`.
 
-    Raises:
-        ValueError: a number outside its domain, or the step returned something else.
+    A ``ValueError`` says that a number is outside its domain, or the step returned something else.
     """
     checks.all_of(
         lambda: checks.positive(bound=bound, noise_multiplier=noise_multiplier), lambda: checks.count(steps=steps)
@@ -437,8 +433,7 @@ def audit_neighbours(
         loss: as for a run, see :class:`noisette.Loss`.
         pairs: number of pairs, each with this number of ``others`` in both batches.
 
-    Raises:
-        ValueError, PrivacyError: a number outside its domain; the bound refuses the loss.
+    A number outside its domain is a ``ValueError``; the bound may refuse the loss by a ``PrivacyError``.
     """
     checks.count(pairs=pairs, others=others)
     for module in bound.model.modules():
@@ -446,16 +441,12 @@ def audit_neighbours(
             module.eval()
     reached = []
     for k in range(pairs):
-        shared, extra = draw(others), _scaled(draw(1), _SCALES[k % len(_SCALES)])
+        shared, (inputs, *rest) = draw(others), draw(1)
+        extra = (inputs * _SCALES[k % len(_SCALES)] if inputs.is_floating_point() else inputs, *rest)
         both = tuple(torch.cat(columns) for columns in zip(shared, extra, strict=True))
         reached.append(float((_sum(bound, both, loss) - _sum(bound, shared, loss)).norm()))
     bound.close()
     return NeighbourAudit(np.array(reached))
-
-
-def _scaled(records: Records, factor: float) -> Records:
-    inputs, *rest = records
-    return (inputs * factor if inputs.is_floating_point() else inputs, *rest)
 
 
 def _sum(bound: GradientBound, records: Records, loss: Loss) -> Tensor:

@@ -202,8 +202,7 @@ _MOST_PADDING = 2  # a graph serves calls of more than half of its rows
 # How far outputs may differ, as a share of the norm of all together, because operations are ordered otherwise.
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 _TOLERANCE_LOW_PRECISION = 5e-2
-# A compiled graph rounds activations otherwise, and where one is zero up to rounding a ReLU takes the other branch:
-# sums of single layers of a ResNet-18 differ by 3e-3.
+# A compiled graph rounds otherwise, and about zero a ReLU takes the other branch: sums in a ResNet-18 differ by 3e-3.
 _TOLERANCE_COMPILED = 1e-2
 
 
@@ -261,8 +260,7 @@ class Captured:
     """A step that is computed again and again, with inputs of one kind but for the number of their rows.
 
     A graph serves calls of up to as many rows as it has. A size that is met often enough gets a graph of its own, and
-    each call goes to what was quickest for its size. Nothing is used any more once a graph has given other results than
-    the step; ``problem`` says why it is not captured.
+    each call goes to the quickest for its size. Once a graph has given other results, none is used: ``problem`` is why.
     """
 
     def __init__(self, schedule: Schedule, dtypes: Iterable[torch.dtype]) -> None:

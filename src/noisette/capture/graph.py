@@ -38,8 +38,7 @@ class CaptureError(Exception):
 class Graph:
     """A traced function: ``module`` takes the constants, then the inputs of the function, and gives a list of tensors.
 
-    Constants are the tensors that the function reached otherwise than as inputs. For each that is a buffer, ``places``
-    has its name.
+    Constants are tensors that the function reached otherwise than as inputs; ``places`` has the names of buffers.
     """
 
     module: Callable[..., list[Tensor]]
@@ -117,7 +116,7 @@ class _NoValues(TorchFunctionMode):
     """Within it no code gets at the values of tensors past the trace: they would stay in the graph as constants."""
 
     def __torch_function__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func in _GIVE_VALUES:
             raise CaptureError(f"code reads the values of a tensor by {func.__name__}")

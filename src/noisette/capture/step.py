@@ -42,8 +42,7 @@ class CapturedSteps:
     """The graphs of a clip's private step, one for each kind of microbatch.
 
     A kind is given by shapes, types and devices, modes, which parameters train, code and plain values of Python
-    (:func:`python_values`), and settings of torch. A value that is another one in each step makes so many kinds that
-    the step stays eager.
+    (:func:`python_values`), and settings of torch. With a value that differs in each step, steps stay eager.
     """
 
     def __init__(self, model: nn.Module, step: Step, outside: OutsideTensors, schedule: Schedule) -> None:
@@ -79,21 +78,19 @@ class CapturedSteps:
         kind.captured.add_time(rows, time.perf_counter() - start, None)
         return found
 
-    def _by_graph(
-        self, kind: _Kind, size: int, function: _TracedStep, buffers: Buffers, left: float
-    ) -> ClippedSum | None:
+    def _by_graph(self, kind: _Kind, size: int, step: _TracedStep, buffers: Buffers, left: float) -> ClippedSum | None:
         """The clipped sum by a graph of so many rows; ``None`` if a gradient is not finite, or the graph is no good."""
-        rows, b = padded(function.microbatch.tensors, size), function.microbatch.count
+        rows, b = padded(step.microbatch.tensors, size), step.microbatch.count
         device = rows[0].device
-        self._outside.begin(function.public)
+        self._outside.begin(step.public)
         for tensor in kind.graphs.get(size, ((), ()))[1]:
             self._outside.check(tensor)
         self._outside.end()
-        bounds = bounds_of(tuple([group.bound for group in function.groups]), device)
+        bounds = bounds_of(tuple([group.bound for group in step.groups]), device)
         inputs = [bounds, is_real(b, size, device), *rows]
-        outputs = kind.captured(size, function, inputs, buffers, left)
-        if function.names is not None and size not in kind.graphs:  # the graph is a new one
-            kind.graphs[size] = function.names, tuple(self._outside.used())
+        outputs = kind.captured(size, step, inputs, buffers, left)
+        if step.names is not None and size not in kind.graphs:  # the graph is a new one
+            kind.graphs[size] = step.names, tuple(self._outside.used())
         if outputs is None or (may_wait(device) and not bool(outputs[-1])):
             return None
         *sums, norms, _ = outputs
@@ -105,7 +102,7 @@ class CapturedSteps:
         if not self._schedule.at_once and torch.are_deterministic_algorithms_enabled():
             return None
         microbatch, groups, tensors = function.microbatch, function.groups, function.microbatch.tensors
-        arguments, device = (microbatch.args, dict(microbatch.kwargs)), tensors[0].device.type
+        arguments, device = (microbatch.args, microbatch.kwargs), tensors[0].device.type
         lower = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
         others = [leaf for leaf in leaves(arguments) if not isinstance(leaf, Tensor)]
         key = (

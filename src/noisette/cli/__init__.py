@@ -10,16 +10,12 @@ from typing import Annotated
 import typer
 
 import noisette
-from noisette.cli.account import account
+from noisette.cli.account import account, plan
 from noisette.cli.audit import audit
-from noisette.cli.curve import curve
 from noisette.cli.doctor import doctor
 from noisette.cli.ledger import ledger
-from noisette.cli.plan import plan
-from noisette.cli.predict import predict
-from noisette.cli.schema import schema
-from noisette.cli.search import search
-from noisette.cli.train import train
+from noisette.cli.tables import predict, schema
+from noisette.cli.train import curve, search, train
 
 app = typer.Typer(
     name="noisette",
@@ -42,12 +38,11 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+_VERSION = typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+
+
 @app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
-    ] = False,
-) -> None:
+def _options(version: Annotated[bool, _VERSION] = False) -> None:
     """Train PyTorch models with differential privacy.
 
     Start with: noisette train

@@ -1,25 +1,36 @@
-"""``noisette account`` and ``noisette calibrate``: what a run costs, or the parameter that a budget leaves open."""
+"""``noisette account``, ``calibrate`` and ``plan``: what a run costs, and the parameters that a budget leaves open."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from decimal import ROUND_CEILING, Context
 from functools import partial
+from itertools import groupby
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from noisette import errors as checks
-from noisette.accounting import BandedGaussian, Event, GroupPrivacy, Neighbouring, PldAccountant, PoissonGaussian
-from noisette.accounting.calibrate import check_ranges, noise_multiplier_for, schedule, steps_for
-from noisette.accounting.events import RepeatAndSelect, UserLevel
+from noisette.accounting import Event, Neighbouring, PldAccountant, noise_multiplier_for, steps_for
+from noisette.accounting.calibrate import (
+    LEAST_STEPS,
+    NEARLY,
+    Setting,
+    check_ranges,
+    recommended,
+    schedule,
+    within_budget,
+)
+from noisette.accounting.events import BandedGaussian, GroupPrivacy, PoissonGaussian, RepeatAndSelect, UserLevel
 from noisette.accounting.registry import ACCOUNTANTS
 from noisette.cli import options
-from noisette.cli.options import plain_errors
+from noisette.cli.options import INTERRUPTED, plain_errors
 
 
 def json_number(value: float) -> float | str:
@@ -38,11 +49,7 @@ def rounded_up(value: float, digits: int = 5) -> str:
 
 
 def rounded_down(value: float) -> str:
-    """The value in five digits, never larger: a parameter that keeps a budget must keep it as printed.
-
-    >>> rounded_down(0.010518999)
-    '0.010518'
-    """
+    """The value in five digits, never larger: a parameter that keeps a budget must keep it as printed."""
     return rounded_up(-value).removeprefix("-")
 
 
@@ -85,6 +92,9 @@ def in_words(event: Event) -> str:
             return ", ".join([event.mechanism, *words]) + (f" ({named})" if named else "")
 
 
+_NOISE = "Standard deviation of the noise, in units of the sensitivity to one record: above 0."
+_BATCH = "Expected records in a batch, instead of a sampling rate; needs --size."
+_GROUP = "Records that one person may have: the guarantee covers all of them."
 _SOLVERS: dict[str, Callable[..., float]] = {"noise_multiplier": noise_multiplier_for, "steps": steps_for}
 
 
@@ -93,24 +103,13 @@ def account(
     *,
     epsilon: Annotated[float | None, options.EPSILON] = None,
     delta: Annotated[float | None, options.DELTA] = None,
-    noise_multiplier: Annotated[
-        float | None,
-        typer.Option(
-            "--noise-multiplier",
-            "--noise",
-            help="Standard deviation of the noise, in units of the sensitivity to one record: above 0.",
-        ),
-    ] = None,
+    noise_multiplier: Annotated[float | None, typer.Option("--noise-multiplier", "--noise", help=_NOISE)] = None,
     steps: Annotated[int | None, typer.Option(help="Number of steps, empty batches included: at least 1.")] = None,
     epochs: Annotated[float | None, typer.Option(help="Passes over the size, instead of --steps: above 0.")] = None,
     sampling_rate: Annotated[float | None, typer.Option(help="Probability that a record is in a batch.")] = None,
-    expected_batch_size: Annotated[
-        float | None, typer.Option(help="Expected records in a batch, instead of a sampling rate; needs --size.")
-    ] = None,
+    expected_batch_size: Annotated[float | None, typer.Option(help=_BATCH)] = None,
     size: Annotated[int | None, typer.Option(help="Records in the data set, for --expected-batch-size.")] = None,
-    group_size: Annotated[
-        int, typer.Option(max=100_000, help="Records that one person may have: the guarantee covers all of them.")
-    ] = 1,
+    group_size: Annotated[int, typer.Option(max=100_000, help=_GROUP)] = 1,
     bands: Annotated[int | None, typer.Option(help="Steps over which noise is correlated: cyclic batches.")] = None,
     accountant: options.AccountantName = PldAccountant.name,
     as_json: options.AsJson = False,
@@ -131,12 +130,11 @@ def account(
     given |= {"sampling_rate": batch if sampling_rate is None else sampling_rate} | budget
     missing = [name for name, value in given.items() if value is None]
     checks.all_of(
-        partial(_check_one_missing, missing, list(given)),
+        partial(_check_one_missing, missing, list(given), plain=bands is None and group_size == 1),
         *(partial(checks.exactly_one, **pair) for pair in (rates, lengths) if None not in pair.values()),
         partial(check_ranges, **rates, **lengths, **budget, noise_multiplier=noise_multiplier, size=size),
         partial(check_ranges, group_size=group_size, bands=bands),
         partial(_check_batches, batch, size, group_size, bands),
-        partial(_check_solved, missing, bands is None and group_size == 1),
         partial(options.at_most, options.MOST_RECORDS, size=size),
         partial(options.at_most, options.MOST_STEPS, steps=steps),
     )
@@ -190,11 +188,15 @@ def account(
     Console(highlight=False, soft_wrap=True).print(table)
 
 
-def _check_one_missing(missing: list[str], names: list[str]) -> None:
+def _check_one_missing(missing: list[str], names: list[str], *, plain: bool) -> None:
     if not missing:
         raise ValueError(f"all of {', '.join(names)} are given; leave out the one to solve for")
     if len(missing) > 1:
         raise ValueError(f"{', '.join(missing)} are missing; give all of them but the one to solve for")
+    if "sampling_rate" in missing:
+        raise ValueError("the sampling rate is not solved for; give it, or try several with noisette plan")
+    if not plain and missing[0] in _SOLVERS:
+        raise ValueError("noise and steps are found for Poisson batches of records; give epsilon or delta alone")
 
 
 def _check_batches(batch: float | None, size: int | None, group_size: int, bands: int | None) -> None:
@@ -206,8 +208,94 @@ def _check_batches(batch: float | None, size: int | None, group_size: int, bands
         raise ValueError("bands are for single records; leave group_size out, or bands")
 
 
-def _check_solved(missing: list[str], plain: bool) -> None:
-    if "sampling_rate" in missing:
-        raise ValueError("the sampling rate is not solved for; give it, or try several with noisette plan")
-    if not plain and set(missing) & _SOLVERS.keys():
-        raise ValueError("noise and steps are found for Poisson batches of records; give epsilon or delta alone")
+_rounded = partial(rounded_up, digits=4)  # the accuracy of these epsilons
+_USUAL = "up to four, from √size upwards"
+_positive = partial(options.numbers, example="1,2.5,10", above=0)
+
+
+@plain_errors()
+def plan(
+    *,
+    size: Annotated[int, typer.Option(help="Public number of training records. It need not be exact.")],
+    epsilon: Annotated[float, options.EPSILON],
+    delta: Annotated[float, typer.Option(help="Probability with which epsilon may fail: above 0, below 1 / size.")],
+    batch_sizes: Annotated[str | None, options.option("N,N,..", "Expected batch sizes.", _USUAL)] = None,
+    epochs: Annotated[str, options.option("F,F,..", "Passes over the declared size.")] = "10,20,40,80",
+    as_json: options.AsJson = False,
+) -> None:
+    """Recommend a batch size, epochs and noise for a budget, beside the noise and signal of all others.
+
+    It is the setting with the fewest epochs among those with nearly the largest total signal to noise. For settings
+    that no number recommends, such as learning rates, `noisette search` has one privacy cost for several runs.
+    Example: noisette plan --size 60000 --epsilon 3 --delta 1e-5
+    """
+    options.at_most(options.MOST_RECORDS, size=size)
+    batch_sizes = _usual_batch_sizes(size) if batch_sizes is None else batch_sizes
+    checks.all_of(
+        partial(check_ranges, size=size, epsilon=epsilon, delta=delta),
+        partial(options.whole_numbers, "batch-sizes", batch_sizes, "256,1024", most=size),
+        partial(_positive, "epochs", epochs),
+    )
+    if delta >= 1 / size:
+        raise ValueError(
+            f"delta={delta:g} is not below one over the declared size ({1 / size:.2g}): releasing one record in the "
+            "clear would satisfy it; choose a smaller delta"
+        )
+    sizes = sorted(set(options.whole_numbers("batch-sizes", batch_sizes, "256,1024", most=size)))
+    passes = sorted(set(_positive("epochs", epochs)))
+    options.at_most(options.MOST_STEPS, steps=max(passes) * size / sizes[0])
+    try:
+        searches = within_budget(size=size, epsilon=epsilon, delta=delta, batch_sizes=sizes, epochs=passes)
+        terminal, number = Console(stderr=True), len(sizes) * len(passes)
+        settings = list(track(searches, "noise for the budget", number, console=terminal, transient=True))
+    except KeyboardInterrupt:
+        typer.echo("Stopped.", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    chosen = recommended(settings)
+    if as_json:
+        facts: dict[str, Any] = {"size": size, "epsilon": epsilon, "delta": delta, "accountant": PldAccountant.name}
+        facts["neighbouring"] = str(Neighbouring.ADD_OR_REMOVE_ONE)
+        facts["within_budget"] = [asdict(setting) | {"signal": setting.signal} for setting in settings]
+        typer.echo(json.dumps(facts | {"chosen": asdict(chosen)}))
+    else:
+        _print_plan(settings, chosen, size, epsilon)
+
+
+def _usual_batch_sizes(size: int) -> str:
+    """Powers of two from about the square root of the size, each four times the previous one."""
+    least = round(math.log2(max(size, 1)) / 2)
+    return ",".join(str(2**k) for k in range(least, least + 8, 2) if 2**k <= size) or "1"
+
+
+def _print_plan(settings: Sequence[Setting], chosen: Setting, size: int, epsilon: float) -> None:
+    rows = {f"{size:,}": list(row) for size, row in groupby(settings, key=lambda setting: setting.batch_size)}
+    most = max(setting.signal for setting in settings)
+    epochs = list(dict.fromkeys(f"{setting.epochs:g} epochs" for setting in settings))
+    recommendation = [
+        ("batch size", f"{chosen.batch_size:,} expected; microbatches bound the memory"),
+        ("epochs", f"{chosen.epochs:g}"),
+        ("steps", f"{chosen.steps:,}"),
+        ("noise multiplier", _rounded(chosen.noise_multiplier)),
+        ("time", f"that of {chosen.epochs * size:.3g} gradients"),
+        ("why", f"fewest epochs with {NEARLY:.0%} of the largest signal of all with {LEAST_STEPS} steps or more"),
+        ("signal", f"{chosen.signal / most:.0%} of the largest in the table"),
+    ]
+    signal = [(name, *(f"{s.signal / most:.0%}" for s in row)) for name, row in rows.items()]
+    noises = [
+        (name, f"{row[0].sampling_rate:.3g}", *(_rounded(s.noise_multiplier) for s in row))
+        for name, row in rows.items()
+    ]
+    signal_title = "Share of the largest total signal to noise, √steps × sampling rate / noise"
+    console = Console(highlight=False, soft_wrap=True)
+    for caption, headings, cells in (
+        (f"Recommended for ε ≤ {epsilon:g}", (), recommendation),
+        (signal_title, ("batch size", *epochs), signal),
+        (f"Least noise multiplier that keeps ε ≤ {epsilon:g}", ("batch size", "sampling rate", *epochs), noises),
+    ):
+        table = Table(title=caption, title_justify="left", title_style="bold", box=None, pad_edge=False)
+        for k, heading in enumerate(headings):
+            table.add_column(heading, justify="right" if k else "left", header_style="")
+        for row in cells:
+            table.add_row(*row)
+        console.print(table)
+        console.print()

@@ -15,8 +15,7 @@ from noisette import errors as checks
 from noisette.accounting import atomic_files
 from noisette.cli.options import INTERRUPTED, DataDir, RunModel, flag, option, plain_errors
 from noisette.training import keep_freed_memory
-from noisette.training.finished_run import sealed_facts, signature_in_words
-from noisette.training.run_folder import in_words, unfinished_runs
+from noisette.training.run_folder import in_words, sealed_facts, signature_in_words, unfinished_runs
 
 if TYPE_CHECKING:
     from noisette.audit.audited_run import AuditedRun
@@ -43,7 +42,10 @@ def audit(
     Exit code 0 if nothing was found, 1 if a guarantee is refuted or the mechanism is not the documented one, 2 for
     invalid input.
     """
-    checks.all_of(lambda: checks.count(steps=steps), lambda: checks.whole(pairs=pairs), lambda: _check_place(place))
+    checks.all_of(lambda: checks.count(steps=steps), lambda: checks.whole(pairs=pairs))
+    if not place.exists():
+        unfinished = [in_words(folder) for folder in unfinished_runs(place)]
+        raise ValueError("\n".join([f"there is no {place}; give the folder of a run, or a recipe", *unfinished]))
     keep_freed_memory()
     try:
         run = _audited(place, data_dir, model)
@@ -96,12 +98,6 @@ def _audited(place: Path, data_dir: Path | None, model: str | None) -> AuditedRu
         raise ValueError("a recipe names its model itself; --model is for the folder of a run")
     recipe = Recipe.read(place)
     return AuditedRun.of_recipe(recipe, load_data(recipe, data_dir))
-
-
-def _check_place(place: Path) -> None:
-    if not place.exists():
-        unfinished = [in_words(folder) for folder in unfinished_runs(place)]
-        raise ValueError("\n".join([f"there is no {place}; give the folder of a run, or a recipe", *unfinished]))
 
 
 def _print(made: dict[str, Any], lines: list[str], folder: Path) -> None:

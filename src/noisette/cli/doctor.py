@@ -17,26 +17,22 @@ from noisette.data.columns import Columns
 from noisette.errors import PrivacyError
 from noisette.training.recipe import read_schema
 
+_COLUMNS = "What is declared about the columns of a table, which gives the shape."
+_TARGET = (
+    "Function of nothing, or of (shape of an example, number of classes). It returns a torch.nn.Module or a "
+    "LipschitzBound, or (one of them, inputs), or (one of them, loss of one example, arguments of the loss). Inputs "
+    "and arguments are a tensor, a tuple, or a dictionary of arguments by name."
+)
 # What a model may raise that is called with other inputs than it takes.
 _WRONG_CALL = (RuntimeError, TypeError, LookupError, AttributeError)
 
 
 @plain_errors()
 def doctor(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODULE:CALLABLE",
-            help="Function of nothing, or of (shape of an example, number of classes). It returns a torch.nn.Module or "
-            "a LipschitzBound, or (one of them, inputs), or (one of them, loss of one example, arguments of the loss). "
-            "Inputs and arguments are a tensor, a tuple, or a dictionary of arguments by name.",
-        ),
-    ],
+    target: Annotated[str, typer.Argument(metavar="MODULE:CALLABLE", help=_TARGET)],
     data: Annotated[str | None, option("NAME", "Built-in data set that gives the shape of the random inputs.")] = None,
     input_shape: Annotated[str | None, option("N,N,..", "Shape of one example, such as 3,32,32.")] = None,
-    columns: Annotated[
-        Path | None, option("SCHEMA.toml", "What is declared about the columns of a table, which gives the shape.")
-    ] = None,
+    columns: Annotated[Path | None, option("SCHEMA.toml", _COLUMNS)] = None,
     examples: Annotated[int, option("N", "Random examples in the microbatch, if the function returns none.")] = 32,
     bf16: Annotated[bool, flag("--bf16", "Call the model under autocast to bfloat16.")] = False,
     data_dir: DataDir = None,

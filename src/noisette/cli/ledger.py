@@ -26,27 +26,20 @@ from noisette.cli import options
 from noisette.cli.account import in_words, json_number, rounded_up
 from noisette.cli.options import plain_errors
 from noisette.errors import UnsupportedEventError
+from noisette.training import run_folder
 
 
 def ledger_at(place: Path) -> Path:
-    """The ledger at this place, or of the run that was to be written there and has not ended.
-
-    Where the place alone does not say which ledger is meant, a line on standard error does.
-
-    Raises:
-        ValueError: there is no ledger at the place, and several runs for it have not ended.
-    """
-    from noisette.training.run_folder import in_words, unfinished_runs
-
+    """The ledger at this place, or of the one run for it that has not ended, which is said on standard error."""
     named = place / LEDGER_FILE if place.is_dir() else place
-    unfinished = unfinished_runs(place.parent if place.name == LEDGER_FILE else place)
+    unfinished = run_folder.unfinished_runs(place.parent if place.name == LEDGER_FILE else place)
     ledgers = [folder / LEDGER_FILE for folder in unfinished if (folder / LEDGER_FILE).is_file()]
     if not named.exists() and len(ledgers) > 1:
         places = ", ".join(shlex.quote(str(ledger.parent)) for ledger in ledgers)
         raise ValueError(f"there is no ledger at {named}, but several runs for it have not ended; name one of {places}")
     used = named if named.exists() or not ledgers else ledgers[0]
     if ledgers:
-        typer.echo("\n".join([f"The ledger is {used}", *map(in_words, unfinished)]), err=True)
+        typer.echo("\n".join([f"The ledger is {used}", *map(run_folder.in_words, unfinished)]), err=True)
     return used
 
 
@@ -62,14 +55,13 @@ def _stated(metavar: str | None, text: str) -> Any:
     return typer.Option(metavar=metavar, help=text, rich_help_panel="The release: give one of")
 
 
-Place = Annotated[
-    Path,
-    typer.Argument(
-        metavar="DIR|FILE",
-        help="A run folder, also that of a run which was cut off, or a ledger file, which a charge may begin.",
-        show_default=False,
-    ),
-]
+_PLACE = "A run folder, also that of a run which was cut off, or a ledger file, which a charge may begin."
+_LAPLACE = "Laplace noise of this scale, in units of the L1 sensitivity: 1 / epsilon."
+_DISCRETE = "A count with discrete Gaussian noise of this parameter sigma, where one record counts 1."
+_GAUSSIAN = "Gaussian noise on a sum over all records, in units of its L2 sensitivity."
+_TOGETHER = "Records, or users, that are added or removed together."
+_OF_USER = "The most records of a user: the cost is for users, also of releases that are stated for records."
+Place = Annotated[Path, typer.Argument(metavar="DIR|FILE", help=_PLACE, show_default=False)]
 
 
 def _neighbouring(text: str) -> Neighbouring:
@@ -85,6 +77,13 @@ def _neighbouring(text: str) -> Neighbouring:
     raise typer.BadParameter(f"{text!r} is not one of record, user, replaced-record, 3-records, 3-users.")
 
 
+_WHOM = (
+    "For whom the amount or the noise is stated: record, user (all records of one person), replaced-record, or a group "
+    "such as 3-records."
+)
+_PER = typer.Option(parser=_neighbouring, metavar="UNIT", help=_WHOM, show_default="record")
+
+
 @ledger.command()
 @plain_errors()
 def charge(
@@ -92,27 +91,11 @@ def charge(
     *,
     zcdp: Annotated[float | None, _stated("RHO", "Stated as zCDP: rho above 0.")] = None,
     epsilon: Annotated[float | None, _stated(None, "Stated as epsilon, with --delta where it is not 0.")] = None,
-    laplace: Annotated[
-        float | None, _stated("NOISE", "Laplace noise of this scale, in units of the L1 sensitivity: 1 / epsilon.")
-    ] = None,
-    discrete_gaussian: Annotated[
-        float | None,
-        _stated("NOISE", "A count with discrete Gaussian noise of this parameter sigma, where one record counts 1."),
-    ] = None,
-    gaussian: Annotated[
-        float | None, _stated("NOISE", "Gaussian noise on a sum over all records, in units of its L2 sensitivity.")
-    ] = None,
+    laplace: Annotated[float | None, _stated("NOISE", _LAPLACE)] = None,
+    discrete_gaussian: Annotated[float | None, _stated("NOISE", _DISCRETE)] = None,
+    gaussian: Annotated[float | None, _stated("NOISE", _GAUSSIAN)] = None,
     delta: Annotated[float, typer.Option(help="The delta of --epsilon: 0 or more, below 1.")] = 0.0,
-    per: Annotated[
-        Neighbouring | None,
-        typer.Option(
-            parser=_neighbouring,
-            metavar="UNIT",
-            help="For whom the amount or the noise is stated: record, user (all records of one person), "
-            "replaced-record, or a group such as 3-records.",
-            show_default="record",
-        ),
-    ] = None,
+    per: Annotated[Neighbouring | None, _PER] = None,
     tool: Annotated[str, typer.Option(help="What was released and by which tool, for --zcdp and --epsilon.")] = "",
     times: Annotated[int, typer.Option(help="How many such releases: at least 1.")] = 1,
     dataset: Annotated[str | None, typer.Option(help="The name of the data set, for a new ledger.")] = None,
@@ -153,13 +136,13 @@ def charge(
 
 def _read(place: Path) -> tuple[Path, Ledger, dict[str, str]]:
     """The path of a ledger, what it holds, and whether the run beside it is signed, if one has ended there."""
-    from noisette.training.finished_run import sealed_facts, signature_in_words
-
     path = ledger_at(place)
     if not path.exists():
         raise ValueError(f"there is no ledger at {path}; give the folder of a run, or its {LEDGER_FILE}")
-    signed = (path.parent / "run.json").is_file() and {"signature": signature_in_words(sealed_facts(path.parent))}
-    return path, Ledger.read(path), signed or {}
+    signed = {}
+    if (path.parent / "run.json").is_file():
+        signed = {"signature": run_folder.signature_in_words(run_folder.sealed_facts(path.parent))}
+    return path, Ledger.read(path), signed
 
 
 @ledger.command()
@@ -203,17 +186,8 @@ def price(
     *,
     delta: Annotated[float | None, options.option("F", "The delta of epsilon.", "that of the run")] = None,
     accountant: options.OneOrAllAccountants = None,
-    group_size: Annotated[
-        int, typer.Option(min=1, max=100_000, help="Records, or users, that are added or removed together.")
-    ] = 1,
-    records_per_user: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=100_000,
-            help="The most records of a user: the cost is for users, also of releases that are stated for records.",
-        ),
-    ] = None,
+    group_size: Annotated[int, typer.Option(min=1, max=100_000, help=_TOGETHER)] = 1,
+    records_per_user: Annotated[int | None, typer.Option(min=1, max=100_000, help=_OF_USER)] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Compute the privacy cost of all releases in a ledger: every run, query and projection on its data set.
@@ -296,9 +270,7 @@ def verify(
 
     Example: noisette ledger verify run --key public.pem
     """
-    from noisette.training.finished_run import verify
-
-    facts = verify(place, key)
+    facts = run_folder.verify(place, key)
     grown = facts["private"] and Ledger.read(place / LEDGER_FILE).head != facts["ledger_head"]
     later = "; lines of its ledger that came later are not signed" if grown else ""
     typer.echo(f"{place}: signed with this key, and unchanged since{later}")

@@ -51,11 +51,6 @@ def flag(name: str, text: str, *, panel: str | None = None) -> Any:
     return typer.Option(name, help=text, show_default=False, rich_help_panel=panel)
 
 
-def out_option(default: str) -> Any:
-    """The option for the folder of a run."""
-    return option("DIR", "The run folder. An older run there is kept as DIR.replaced-1.", default)
-
-
 def _registered(name: str) -> str:
     if name not in ACCOUNTANTS:
         raise typer.BadParameter(f"{name!r} is not one of {', '.join(ACCOUNTANTS)}.")
@@ -117,21 +112,17 @@ def at_most(most: int, **arguments: float | None) -> None:
 _DESCRIPTIONS = "; ".join(f"{name}: {accountant.description}" for name, accountant in ACCOUNTANTS.items())
 AccountantName = Annotated[str, _accountant(f"Computes the cost; pld is the tightest. {_DESCRIPTIONS}.")]
 OneOrAllAccountants = Annotated[str | None, _accountant("Computes the cost; without it, every accountant.")]
+OUT = "The run folder. An older run there is kept as DIR.replaced-1."
 EPSILON = typer.Option(help="Privacy budget, in nats: above 0.")
 DELTA = typer.Option(help="Probability with which the bound on epsilon may fail: above 0, below 1.")
 FactsAsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON object, that of run.json with the folder, and nothing else.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, with all digits.")]
-RunModel = Annotated[
-    str | None,
-    option(
-        "MODEL",
-        "The model of the run, where it is not built in: its package.module:callable, if you trust this code, or the "
-        "folder of Hugging Face that the run began with.",
-    ),
-]
-DataDir = Annotated[
-    Path | None,
-    option("DIR", "Folder with the files of built-in data sets.", "$NOISETTE_DATA, then the user cache, then download"),
-]
+_MODEL = (
+    "The model of the run, where it is not built in: its package.module:callable, if you trust this code, or the "
+    "folder of Hugging Face that the run began with."
+)
+RunModel = Annotated[str | None, option("MODEL", _MODEL)]
+_PLACES = "$NOISETTE_DATA, then the user cache, then download"
+DataDir = Annotated[Path | None, option("DIR", "Folder with the files of built-in data sets.", _PLACES)]

@@ -1,44 +1,58 @@
-"""``noisette train``: its options, the recipe that they make, and the run, with a summary on the terminal."""
+"""``noisette train``: its options, the recipe that they make, the run, and its summary; ``curve`` and ``search``."""
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import secrets
+import shutil
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import chdir, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias, cast
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from noisette import data as data_sets
+from noisette import errors as checks
+from noisette.accounting import Ledger, atomic_files
 from noisette.accounting.budget import check_delta
-from noisette.accounting.calibrate import schedule
+from noisette.accounting.calibrate import check_ranges, schedule
 from noisette.accounting.registry import described
 from noisette.cli import options
-from noisette.cli.options import INTERRUPTED, TERMINATED, DataDir, FactsAsJson, flag, option, out_option, plain_errors
+from noisette.cli.options import INTERRUPTED, TERMINATED, DataDir, FactsAsJson, flag, option, plain_errors
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.nn.models import names as model_names
 from noisette.nn.models.backbones import PACKAGES
-from noisette.training import finished_run, keep_freed_memory
+from noisette.training import keep_freed_memory
 from noisette.training import recipe as recipes
 from noisette.training.recipe import BATCH_NORMS, BATCHES, OPTIMIZERS, Recipe, load_data, load_public
-from noisette.training.run_folder import RunFolder, in_words, unfinished_runs
+from noisette.training.run_folder import RunFolder, in_words, key_in, unfinished_runs
+from noisette.training.run_folder import sign as sign_run
 
 if TYPE_CHECKING:
     from noisette.data import DataSet
     from noisette.ranks import AnyRanks
-    from noisette.training.report.facts import Facts
+    from noisette.run.private import PrivateRun
+    from noisette.training.report.facts import Facts, Point
+    from noisette.training.search import Score, Search
+    from noisette.training.search_space import SearchSpace
 
 _Number: TypeAlias = float | None
 _Whole: TypeAlias = int | None
 _Text: TypeAlias = str | None
 _Loaded: TypeAlias = "tuple[DataSet, DataSet | None]"  # the records and the data set of the public examples
 _SUITED = "what suits the data"
+_BUDGETS = "0.5,1,3,8"
+_COMPILER = logging.getLogger("noisette.capture")
 _LARGE_EPSILON, _FEW_RECORDS = 20, 100
 _OF_OWN = "Data of your own, declared"
 _privacy = partial(option, panel="Privacy")
@@ -47,27 +61,12 @@ _norm = partial(option, panel="Batch norm")
 _declared = partial(option, panel=_OF_OWN)
 # Tables of a recipe whose fields are options under the same name.
 _TABLES = {"data": recipes.DataSection, "privacy": recipes.PrivacySection, "training": recipes.TrainingSection}
-_Recipe = Annotated[
-    Path | None,
-    typer.Argument(
-        metavar="RECIPE.toml",
-        help="Settings in a file; the options below override it. The accountant is set there alone: "
-        f"privacy.accountant is one of {', '.join(recipes.accountant_names())}.",
-        exists=True,
-        dir_okay=False,
-    ),
-]
-_Schema = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="SCHEMA.toml",
-        help="What is declared about each column of a CSV, and the facts below; noisette schema writes one.",
-        exists=True,
-        dir_okay=False,
-        show_default=False,
-        rich_help_panel=_OF_OWN,
-    ),
-]
+_SETTINGS = (
+    "Settings in a file; the options below override it. The accountant is set there alone: privacy.accountant is one "
+    f"of {', '.join(recipes.accountant_names())}."
+)
+_RECIPE = typer.Argument(metavar="RECIPE.toml", help=_SETTINGS, exists=True, dir_okay=False)
+_COLUMNS = "What is declared about each column of a CSV, and the facts below; noisette schema writes one."
 _FILES = f"{', '.join(data_sets.names())}; or a folder of images, a .csv, .jsonl, .parquet, .xlsx or .npz of your own."
 _MODELS = f"{', '.join(model_names())}; or package.module:callable, called with (example shape, classes)."
 _BACKBONES = f"A public network whose features the model takes: {', '.join(PACKAGES)}; or a folder of Hugging Face."
@@ -76,37 +75,36 @@ _COMPILED = "Whether the step is compiled: auto, where the run is long enough; y
 _TESTED = "The share of records drawn at random to test with. Test figures on them are not private."
 _NORMS = f"What replaces each batch norm of the model. {described(BATCH_NORMS)}."
 _PUBLIC = "Data set of the public examples that give the statistics. It has no privacy guarantee."
+_RESUME = "Continue an unfinished run, within its budget; takes no other option."
+_NORM = "Clipping norm: the most that the gradient of one example keeps."
+_DELTA = "Probability with which epsilon may fail, below 1 / declared size."
+_LARGE = "Accept a delta of 1 / declared size or more; reported."
+_BASELINE = "A baseline, NOT PRIVATE: nothing is clipped, no noise."
+_WEIGHTS = "How much the loss of each class counts, from public knowledge."
+_TARGET = "Instead of classes: bounds of a number to predict; others are clipped."
+_UNLABELLED = "CSV: leave out rows without a label, do not refuse them."
+_IMAGES = "Images: scale and cut each to this size, in colour."
 _USERS = "CSV: the column of the user of a record. The guarantee is then for users."
 
 
 @plain_errors()
 def train(
     context: typer.Context,
-    recipe: _Recipe = None,
+    recipe: Annotated[Path | None, _RECIPE] = None,
     data: Annotated[_Text, option("NAME", _FILES, "digits")] = None,
     model: Annotated[_Text, option("NAME", _MODELS, _SUITED)] = None,
     backbone: Annotated[_Text, option("NAME", _BACKBONES)] = None,
-    out: Annotated[Path | None, out_option("runs/NAME of the data")] = None,
-    resume: Annotated[
-        Path | None, option("DIR", "Continue an unfinished run, within its budget; takes no other option.", "a new run")
-    ] = None,
+    out: Annotated[Path | None, option("DIR", options.OUT, "runs/NAME of the data")] = None,
+    resume: Annotated[Path | None, option("DIR", _RESUME, "a new run")] = None,
     sign: Annotated[Path | None, option("KEY.pem", "Sign the run's digests with this Ed25519 key.", "no one")] = None,
     data_dir: DataDir = None,
     epsilon: Annotated[_Number, _privacy("F", "Privacy budget of the whole run, above 0.", "3")] = None,
-    delta: Annotated[
-        _Number, _privacy("F", "Probability with which epsilon may fail, below 1 / declared size.", _SUITED)
-    ] = None,
-    max_grad_norm: Annotated[
-        _Number, _privacy("F", "Clipping norm: the most that the gradient of one example keeps.", _SUITED)
-    ] = None,
+    delta: Annotated[_Number, _privacy("F", _DELTA, _SUITED)] = None,
+    max_grad_norm: Annotated[_Number, _privacy("F", _NORM, _SUITED)] = None,
     clipping: Annotated[_Text, _privacy("NAME", f"{described(CLIPPING_RULES)}.", "flat")] = None,
     engine: Annotated[_Text, _privacy("NAME", _ENGINES, "book-keeping")] = None,
-    allow_large_delta: Annotated[
-        bool, flag("--allow-large-delta", "Accept a delta of 1 / declared size or more; reported.", panel="Privacy")
-    ] = False,
-    without_privacy: Annotated[
-        bool, flag("--without-privacy", "A baseline, NOT PRIVATE: nothing is clipped, no noise.", panel="Privacy")
-    ] = False,
+    allow_large_delta: Annotated[bool, flag("--allow-large-delta", _LARGE, panel="Privacy")] = False,
+    without_privacy: Annotated[bool, flag("--without-privacy", _BASELINE, panel="Privacy")] = False,
     epochs: Annotated[_Number, _training("F", "Passes over the declared size.", _SUITED)] = None,
     batch_size: Annotated[_Whole, _training("N", "Expected batch size, in examples.", _SUITED)] = None,
     batches: Annotated[_Text, _training("NAME", f"How batches are drawn. {described(BATCHES)}.", "poisson")] = None,
@@ -115,29 +113,21 @@ def train(
     compile: Annotated[_Text, _training("NAME", _COMPILED, "auto")] = None,
     optimizer: Annotated[_Text, _training("NAME", f"How gradients are used. {described(OPTIMIZERS)}.", _SUITED)] = None,
     lr: Annotated[_Number, _training("F", "Learning rate.", _SUITED)] = None,
-    class_weights: Annotated[
-        _Text, _training("A=N,B=N,..", "How much the loss of each class counts, from public knowledge.", "all alike")
-    ] = None,
+    class_weights: Annotated[_Text, _training("A=N,B=N,..", _WEIGHTS, "all alike")] = None,
     seed: Annotated[_Whole, _training("N", "Seed of the first weights, never of noise or sampling.", "0")] = None,
     batch_norm: Annotated[_Text, _norm("NAME", _NORMS, "batch norm stays, and is refused")] = None,
     public: Annotated[_Text, _norm("NAME", _PUBLIC)] = None,
     public_examples: Annotated[_Whole, _norm("N", "Number of public examples.", "128")] = None,
-    columns: _Schema = None,
+    columns: Annotated[Path | None, _declared("SCHEMA.toml", _COLUMNS)] = None,
     classes: Annotated[_Text, _declared("N|A,B,..", "Number of classes, or their names in order.")] = None,
-    target: Annotated[
-        _Text, _declared("LOW,HIGH", "Instead of classes: bounds of a number to predict; others are clipped.")
-    ] = None,
+    target: Annotated[_Text, _declared("LOW,HIGH", _TARGET)] = None,
     unit: Annotated[_Text, _declared("TEXT", "The unit of that number, for the report.")] = None,
     size: Annotated[_Whole, _declared("N", "Public number of training records; need not be exact.")] = None,
     label: Annotated[_Text, _declared("COLUMN", "CSV: the column of the class or number.", "label")] = None,
     text: Annotated[_Text, _declared("COLUMN", "CSV: the column of a text, which is the only input.")] = None,
     decimal: Annotated[_Text, _declared("SIGN", "CSV: what stands before decimals, a point or a comma.", ".")] = None,
-    skip_unlabelled: Annotated[
-        bool, flag("--skip-unlabelled", "CSV: leave out rows without a label, do not refuse them.", panel=_OF_OWN)
-    ] = False,
-    image_size: Annotated[
-        _Text, _declared("WxH", "Images: scale and cut each to this size, in colour.", "all must have one size")
-    ] = None,
+    skip_unlabelled: Annotated[bool, flag("--skip-unlabelled", _UNLABELLED, panel=_OF_OWN)] = False,
+    image_size: Annotated[_Text, _declared("WxH", _IMAGES, "all must have one size")] = None,
     grey: Annotated[bool, flag("--grey", "Images: with --image-size, bring each to grey.", panel=_OF_OWN)] = False,
     tokens: Annotated[_Whole, _declared("N", "Texts: how many words of each are used.", "64")] = None,
     test: Annotated[_Text, _declared("FILE", "CSV: a second file, to test with.")] = None,
@@ -156,7 +146,7 @@ def train(
     Without any option: digits, a small convolutional network, epsilon 3, delta 1e-4, in a few seconds. Ctrl-C or
     SIGTERM saves the run after the current step, and --resume continues it; a second Ctrl-C ends at once.
     """
-    signing = finished_run.key_in(sign) if sign and os.environ.get("RANK", "0") == "0" else None
+    signing = key_in(sign) if sign and os.environ.get("RANK", "0") == "0" else None
     if resume:
         if others := [option for option in _asked(context) if option not in ("--resume", "--json", "--sign")]:
             raise ValueError(f"--resume continues a run with the settings it began with; leave out {', '.join(others)}")
@@ -177,13 +167,13 @@ def _asked(context: typer.Context) -> list[str]:
 
 @dataclass(frozen=True)
 class Run:
-    """A run that is asked for: everything that it begins with."""
+    """A run that is asked for, or that is to go on: everything that it begins with."""
 
     recipe: Recipe
     out: Path
     data_dir: Path | None
     key: str  # decides which records are held out
-    has_rate: bool  # whether a learning rate or an optimizer is asked for
+    has_rate: bool = False  # whether a learning rate or an optimizer is asked for
     private: bool = True
     loaded: _Loaded | None = None
 
@@ -199,7 +189,7 @@ class Run:
         recipes.check_names(self.recipe)
         if not self.private:
             recipes.check_plain(self.recipe)
-        loaded = _load(self.recipe, self.data_dir, self.key)
+        loaded = self._load(self.key)
         privacy, training, size = self.recipe.privacy, self.recipe.training, loaded[0].declared_size
         schedule(training.batch_size, None, None, size, training.epochs)
         if self.private:
@@ -212,11 +202,47 @@ class Run:
         with on_ranks() as ranks:
             with ranks.unanimous("the run folder"):
                 folder = RunFolder(self.out)
-            # Its paths are found in the folder.
-            settings = {"recipe": asdict(self.recipe), "folder": str(Path.cwd()), "holdout_key": self.key}
-            settings["data_dir"] = self.data_dir and str(self.data_dir.resolve())
-            facts = _train(ranks, self.recipe, self.data_dir, folder, settings, self.loaded, private=self.private)
-            return facts and (facts, self.out)
+            return self.train(ranks, folder, resumed=False)
+
+    def train(self, ranks: AnyRanks, folder: RunFolder, *, resumed: bool) -> tuple[Facts, Path] | None:
+        """Train it in this folder, which keeps its settings, or continue what is there; rank 0 alone writes."""
+        from noisette.training.loop import resume, train, train_without_privacy
+        from noisette.training.report.facts import facts_of
+        from noisette.training.report.page import documents
+
+        first, begun, recipe = ranks.rank == 0, unfinished_runs(folder.out), self.recipe
+        key = ranks.from_first("the key of the records held out", lambda: self.key)
+        with ranks.unanimous("the data"):
+            data, public = self.loaded or self._load(key)
+        title = f"{'' if self.private else 'NOT PRIVATE: '}{data.name}, {recipe.model.name}"
+        with folder if first else nullcontext(), Watch(title, shown=first) as watch:
+            saved = Path(ranks.from_first("the checkpoint folder", lambda: str(folder.checkpoint)))
+            if not self.private:
+                outcome = train_without_privacy(recipe, data, public=public, on_step=watch.on_step)
+            elif resumed:
+                outcome = resume(recipe, data, public=public, on_step=watch.on_step, checkpoint=saved, ranks=ranks)
+            else:
+                if first:  # its paths are found in the folder
+                    settings = {"recipe": asdict(recipe), "folder": str(Path.cwd()), "holdout_key": key}
+                    folder.keep_settings(settings | {"data_dir": self.data_dir and str(self.data_dir.resolve())})
+
+                def on_step(run: Any, point: Any) -> None:
+                    if first and run.steps_spent == 1:  # what is refused has been by now
+                        mention(begun, "This command begins another run, whose ledger does not count it.")
+                    watch.on_step(run, point)
+
+                kept = {"ledger_path": folder.ledger if first else None, "checkpoint": saved}
+                outcome = train(recipe, data, public=public, on_step=on_step, ranks=ranks, **kept)
+            if not first:
+                return None
+            facts = facts_of(outcome)
+            folder.complete(documents(facts, outcome.model))
+        mention_replaced(folder)
+        return facts, self.out
+
+    def _load(self, key: str) -> _Loaded:
+        held_out = bytes.fromhex(key)
+        return load_data(self.recipe, self.data_dir, holdout_key=held_out), load_public(self.recipe, self.data_dir)
 
 
 def settled(context: typer.Context) -> Run:
@@ -233,8 +259,9 @@ def settled(context: typer.Context) -> Run:
     asked_of["public"] = {"data": given.get("public"), "examples": given.get("public_examples")}
     tables = {t: {name: value for name, value in of.items() if value is not None} for t, of in asked_of.items()}
     declared |= tables.pop("data")
-    file = given.get("recipe")
-    base = Recipe.read(file, declared) if file else recipes.default_recipe(declared, model, optimizer, backbone)
+    file, epsilon = given.get("recipe"), given.get("epsilon")
+    by_rule = partial(recipes.default_recipe, declared, model, optimizer, backbone, epsilon)
+    base = Recipe.read(file, declared) if file else by_rule()
     recipe, private = base.changed(tables, "the settings"), not given.get("without_privacy")
     if not private and (idle := ", ".join(f"--{name.replace('_', '-')}" for name in tables["privacy"])):
         raise ValueError(f"without privacy there is no guarantee to set; leave out {idle}")
@@ -266,8 +293,71 @@ _READ: dict[str, Callable[[Any], Any]] = {  # options that are texts to be read
 }
 
 
-def _load(recipe: Recipe, data_dir: Path | None, key: str) -> _Loaded:
-    return load_data(recipe, data_dir, holdout_key=bytes.fromhex(key)), load_public(recipe, data_dir)
+class Watch:
+    """Shows the progress of a run, and waits for the end of a step where a signal arrives. Use it in a ``with`` block.
+
+    An exception that a signal handler raises anywhere may be lost, where Python runs code that cannot fail. Before the
+    first step there is nothing to wait for, and a second signal does not wait either. SIGTERM raises ``SystemExit``.
+    On either a run saves a checkpoint first, if it took a step.
+    """
+
+    def __init__(self, title: str, *, shown: bool = True) -> None:
+        self._asked: BaseException | None = None
+        self._stepping = False
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(24),
+            MofNCompleteColumn(),
+            TextColumn("steps"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[status]}"),
+            console=Console(stderr=True),
+            transient=True,
+            disable=not shown,
+        )
+        self._task = self._progress.add_task(title, total=None, status="preparing")
+        self._compiler = logging.Handler(logging.INFO)  # of messages on what is compiled, for which a step may wait
+        self._compiler.emit = lambda record: self._progress.update(self._task, status=record.getMessage())
+
+    def on_step(self, run: PrivateRun, point: Point) -> None:
+        """Show the state after a step, and end the run as :meth:`show` does."""
+        import torch
+
+        from noisette.training.report.facts import percent, upward
+
+        accuracy = "" if point.test_accuracy is None else f"  test {percent(point.test_accuracy)}"
+        threads = torch.get_num_threads()  # with which the steps are computed, for a model on a processor
+        cost = f"epsilon {upward(point.epsilon)}" if point.epsilon < math.inf else "NOT PRIVATE"
+        self.show(point.step, run.steps, f"{cost}{accuracy}  {threads} thread{'s' * (threads > 1)}")
+
+    def show(self, done: int, steps: int, status: str) -> None:
+        """Show a step, and end the run by ``KeyboardInterrupt`` or ``SystemExit`` if Ctrl-C or SIGTERM asked for it."""
+        self._progress.update(self._task, total=steps, completed=done, status=status)
+        if self._asked:
+            raise self._asked
+        self._stepping = True
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        error = KeyboardInterrupt() if number == signal.SIGINT else SystemExit(TERMINATED)
+        if self._asked or not self._stepping:
+            raise error
+        self._asked = error
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        _COMPILER.addHandler(self._compiler)
+        _COMPILER.setLevel(logging.INFO)
+        self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        for number, before in self._before.items():
+            if before is not signal.SIG_IGN:  # as under nohup
+                signal.signal(number, self._stop)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+        _COMPILER.removeHandler(self._compiler)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
 
 def report(work: Callable[[], tuple[Facts, Path] | None], as_json: bool, signing: Any = None) -> None:
@@ -282,7 +372,7 @@ def report(work: Callable[[], tuple[Facts, Path] | None], as_json: bool, signing
         return
     facts, place = done
     if signing is not None:
-        finished_run.sign(place, signing)
+        sign_run(place, signing)
     if as_json:
         typer.echo(json.dumps({"folder": str(place), **json.loads(facts.as_json())}, indent=2))
     else:
@@ -321,57 +411,9 @@ def _go_on(place: Path) -> tuple[Facts, Path] | None:
                 raise ValueError(f"the settings in {folder.checkpoint} lack {', '.join(sorted(missing))}; restore them")
             recipe = Recipe.of(settings["recipe"], str(folder.checkpoint))
             data_dir = Path(settings["data_dir"]) if settings["data_dir"] else None
+            run = Run(recipe, folder.out, data_dir, settings["holdout_key"])
         with chdir(settings["folder"]):
-            facts = _train(ranks, recipe, data_dir, folder)
-        return facts and (facts, folder.out)
-
-
-def _train(
-    ranks: AnyRanks,
-    recipe: Recipe,
-    data_dir: Path | None,
-    folder: RunFolder,
-    settings: dict[str, Any] | None = None,
-    loaded: _Loaded | None = None,
-    *,
-    private: bool = True,
-) -> Facts | None:
-    """Train a new run, whose settings are kept in its folder, or continue the one in it; rank 0 alone writes."""
-    from noisette.cli.watch import Watch
-    from noisette.training.loop import resume, train, train_without_privacy
-    from noisette.training.report.facts import facts_of
-    from noisette.training.report.page import documents
-
-    first, begun = ranks.rank == 0, unfinished_runs(folder.out)
-    key = ranks.from_first(
-        "the key of the records held out", lambda: (folder.settings if settings is None else settings)["holdout_key"]
-    )
-    with ranks.unanimous("the data"):
-        data, public = loaded or _load(recipe, data_dir, key)
-    title = f"{'' if private else 'NOT PRIVATE: '}{data.name}, {recipe.model.name}"
-    with folder if first else nullcontext(), Watch(title, shown=first) as watch:
-        saved = Path(ranks.from_first("the checkpoint folder", lambda: str(folder.checkpoint)))
-        if not private:
-            outcome = train_without_privacy(recipe, data, public=public, on_step=watch.on_step)
-        elif settings is None:
-            outcome = resume(recipe, data, public=public, on_step=watch.on_step, checkpoint=saved, ranks=ranks)
-        else:
-            if first:
-                folder.keep_settings(settings)
-
-            def on_step(run: Any, point: Any) -> None:
-                if first and run.steps_spent == 1:  # what is refused has been by now
-                    mention(begun, "This command begins another run, whose ledger does not count it.")
-                watch.on_step(run, point)
-
-            kept = {"ledger_path": folder.ledger if first else None, "checkpoint": saved}
-            outcome = train(recipe, data, public=public, on_step=on_step, ranks=ranks, **kept)
-        if not first:
-            return None
-        facts = facts_of(outcome)
-        folder.complete(documents(facts, outcome.model))
-    mention_replaced(folder)
-    return facts
+            return run.train(ranks, folder, resumed=True)
 
 
 @contextmanager
@@ -414,3 +456,185 @@ def _summarize(facts: Facts, out: Path) -> None:
         typer.echo(f"{name:<{width}}  {value}")
     if test and test.problem:
         typer.secho(test.problem, fg="red", err=True)
+
+
+@plain_errors()
+def curve(
+    context: typer.Context,
+    *,
+    epsilon: Annotated[str, option("E,E,..", "The privacy budgets: one run for each.")] = _BUDGETS,
+    no_baseline: Annotated[bool, flag("--no-baseline", "Leave out the run without privacy, and NOT PRIVATE.")] = False,
+    out: Annotated[Path | None, option("DIR", "A new folder, for all runs and the curve.", "runs/NAME-curve")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the content of curve.json, and nothing else.")] = False,
+) -> None:
+    """What does privacy cost? Train the same run at each budget, and draw its test figures against epsilon.
+
+    `noisette curve --data digits --epsilon 0.5,1,3,8`
+
+    Takes a recipe and all other options of `noisette train`. Writes curve.html, curve.svg and curve.json beside the
+    folders of the runs, each with its own ledger. All runs are releases about one data set: the page says what they
+    cost together.
+    """
+    budgets = sorted(set(options.numbers("epsilon", epsilon, _BUDGETS, above=0)))
+    if "RANK" in os.environ:
+        raise ValueError("noisette curve trains one run after the other in one process; start it without torchrun")
+    trains = typer.Typer(add_completion=False)
+    trains.command()(train)
+    given = typer.main.get_command(trains).make_context(str(context.info_name), list(context.args))
+    of_train = cast(typer.Context, given)
+    if any(of_train.params[name] for name in ("resume", "without_privacy", "sign")):
+        others = "--resume, --without-privacy and --sign"
+        raise ValueError(f"a curve begins its runs, one of them without privacy, and signs none; leave out {others}")
+    run = settled(of_train)
+    place = out or run.out.with_name(f"{run.out.name}-curve")
+    if place.exists():
+        raise ValueError(f"{place} exists; choose another --out, or move it away: its runs may be about the same data")
+    budgeted = [run.recipe.changed({"privacy": {"epsilon": each}}, "--epsilon") for each in budgets]
+    loaded = replace(run, recipe=budgeted[-1], out=place).checked().loaded  # a warning is of the largest budget
+    assert loaded is not None
+    runs = [replace(run, recipe=of, out=place / f"epsilon-{of.privacy.epsilon:g}", loaded=loaded) for of in budgeted]
+    plain = replace(run.without_privacy(), out=place / "without-privacy", loaded=loaded)
+    baseline = [] if no_baseline else [plain]
+    if baseline:
+        recipes.check_plain(plain.recipe)
+    if loaded[0].test is None:
+        raise ValueError("there are no test examples, so there is no curve; give --test FILE or --holdout F")
+
+    def work() -> None:
+        from noisette.training.report.page import documents_of_curve
+
+        done = [each.begin() for each in (*baseline, *runs)]  # the baseline first: where it fails, nothing is spent
+        facts = [each[0] for each in done if each is not None]
+        files = documents_of_curve(facts[len(baseline) :], facts[0] if baseline else None)
+        for name, content in files.items():
+            atomic_files.write(place / name, content)
+        told = json.loads(files["curve.json"])
+        rows = [f"{name}: {figures}" for name, figures in told["table"].items()]
+        shown = "\n".join([*rows, *told["words"], f"curve: {place / 'curve.html'}"])
+        typer.echo(files["curve.json"].decode().rstrip() if as_json else shown)
+
+    report(work, as_json)
+
+
+_RECIPES = "that of the recipe"
+_SCORES = ("public-set", "held-out")
+_OVER = (
+    "Settings to draw for each run, from log(A,B), uniform(A,B), int(A,B) or choice(A,B,..). A name is that of a field "
+    "of the recipe, such as training.lr, or lr. May be given several times."
+)
+_SCORED = (
+    "On what runs are compared. public-set: on the test examples of the recipe, which you state are public. held-out: "
+    "on records that are not trained on, with noise."
+)
+_RUNS = "Number of runs on average, at least 1. The number itself is random and secret."
+_SHAPE = "Shape of the distribution of that number: 0 logarithmic, 1 geometric, inf Poisson."
+_NOISE = "held-out: standard deviation of the noise on the number of right answers."
+_SHARED = option("F", "held-out: the share of the records.", f"{_RECIPES}, or 0.1", "--holdout", "--hold-out")
+_SEARCHED = typer.Argument(
+    metavar="RECIPE.toml", help="Settings of all runs, as for noisette train.", exists=True, dir_okay=False
+)
+
+
+@plain_errors()
+def search(
+    recipe: Annotated[Path, _SEARCHED],
+    *,
+    over: Annotated[list[str], typer.Option(metavar="'NAME=log(A,B) ..'", help=_OVER)],
+    score_on: Annotated[str, typer.Option(metavar=f"[{'|'.join(_SCORES)}]", help=_SCORED)],
+    epsilon: Annotated[_Number, option("F", "Privacy budget of the whole search, above 0.", _RECIPES)] = None,
+    delta: Annotated[_Number, option("F", "Probability with which epsilon may fail.", _RECIPES)] = None,
+    runs: Annotated[float, option("MEAN", _RUNS)] = 10.0,
+    shape: Annotated[_Number, option("F", _SHAPE, "what needs the least noise")] = None,
+    holdout: Annotated[_Number, _SHARED] = None,
+    score_noise: Annotated[_Number, option("F", _NOISE, "what costs a tenth of epsilon by itself")] = None,
+    out: Annotated[Path | None, option("DIR", options.OUT, "runs/NAME-search of the data")] = None,
+    data_dir: DataDir = None,
+    as_json: FactsAsJson = False,
+) -> None:
+    """Search for good settings of a recipe, at a price that holds for the whole search.
+
+    `noisette search digits.toml --over "lr=log(0.1,10) max_grad_norm=uniform(0.05,1)" --score-on public-set`
+
+    Each run has settings drawn at random. Only the best run leaves, in a run folder like that of `noisette train`. A
+    search that is stopped, or cut off, is spent, and leaves its ledger alone. `noisette plan` compares batches, epochs
+    and noise without any run.
+    """
+    from noisette.training.search_space import SearchSpace, check_recipe
+
+    settings = Recipe.read(recipe)
+    found: list[SearchSpace] = []
+    checks.all_of(
+        lambda: check_ranges(epsilon=epsilon, delta=delta),
+        lambda: _check_number(runs, shape),
+        lambda: _check_score(score_on, holdout, score_noise),
+        lambda: holdout is None or checks.open_fraction(holdout=holdout),
+        lambda: score_noise is None or checks.positive(score_noise=score_noise),
+        lambda: found.append(SearchSpace.read(over, settings)),
+        lambda: check_recipe(settings, public=score_on == "public-set"),
+    )
+    recipes.check_names(settings)
+    privacy = settings.privacy
+    budget = replace(privacy, epsilon=epsilon or privacy.epsilon, delta=delta or privacy.delta)
+    settings = replace(settings, privacy=budget)
+    place = out or Path("runs", Path(settings.data.name).resolve().name.partition(".")[0] + "-search")
+    folder, data, public = RunFolder(place), load_data(settings, data_dir), load_public(settings, data_dir)
+    mention_weak(budget.epsilon, data.declared_size)
+
+    def work() -> tuple[Facts, Path]:
+        from noisette.training.search import HeldOutScore, PublicScore, Search
+
+        console, share = Console(stderr=True), holdout or settings.data.holdout or 0.1
+        score: Score = PublicScore()
+        if score_on == "held-out":
+            of_budget = HeldOutScore.for_budget(share, epsilon=budget.epsilon, delta=budget.delta)
+            score = of_budget if score_noise is None else HeldOutScore(share, score_noise)
+        with console.status("rehearsing the runs on random numbers") if console.is_terminal else nullcontext():
+            planned = Search(settings, found[0], score, data, public=public, mean=runs, shape=shape)
+        mention(unfinished_runs(place), "This command begins a search, whose ledger does not count it.")
+        with folder:
+            facts = _make(planned, folder)
+        mention_replaced(folder)
+        return facts, place
+
+    report(work, as_json)
+
+
+def _check_number(runs: float, shape: float | None) -> None:
+    if not 1 <= runs <= 100_000:
+        raise ValueError(f"expected --runs from 1 to 100,000 on average, got {runs:g}")
+    if shape is not None and not shape >= 0:
+        raise ValueError(f"expected --shape of at least 0, or inf, got {shape:g}")
+
+
+def _check_score(score_on: str, holdout: float | None, score_noise: float | None) -> None:
+    if score_on not in _SCORES:
+        raise ValueError(f"expected --score-on to be one of {', '.join(_SCORES)}, got {score_on!r}")
+    given = {"--holdout": holdout, "--score-noise": score_noise}
+    if score_on == "public-set" and (idle := [name for name, value in given.items() if value is not None]):
+        raise ValueError(f"{' and '.join(idle)} can go with --score-on held-out alone; leave out, or change it")
+
+
+def _make(search: Search, folder: RunFolder) -> Facts:
+    """Make a search whose ledger lies in this folder, and complete the folder with its best run."""
+    from noisette.training.report.page import documents
+    from noisette.training.search import facts_of_search
+
+    needed = 2 * search.model_bytes + 2**24  # bytes of the report, the statement and the ledger
+    if (free := shutil.disk_usage(folder.place).free) < needed:  # a search whose results do not fit is lost
+        raise ValueError(
+            f"{folder.place.parent} has {free / 2**20:,.0f} MiB left, and the results need {needed / 2**20:,.0f}; free "
+            "some, or choose another --out. Nothing was spent"
+        )
+    typer.echo("\n".join(search.announcement), err=True)
+    # The run that is made now, of an unknown number, is shown on a terminal and nowhere else.
+    on_terminal = Console(stderr=True).is_terminal
+    with Ledger(folder.ledger, dataset=search.data_name) as ledger, Watch("search", shown=on_terminal) as watch:
+        found = search.run(ledger, lambda number, run: watch.show(run.steps_spent, run.steps, f"run {number}"))
+        if found is None:
+            nothing = "The search found nothing: no run was drawn, or all have failed"
+            typer.echo(f"{nothing}. It is spent, and recorded in {folder.ledger}", err=True)
+            raise typer.Exit(1)
+        facts = facts_of_search(search, found, ledger)
+    folder.ledger.touch()  # its older time would tell how long the search took
+    folder.complete(documents(facts, found.outcome.model))
+    return facts

@@ -16,26 +16,13 @@ from torch.nn.utils.stateless import _reparametrize_module  # pyright: ignore[re
 from torch.overrides import TorchFunctionMode
 
 from noisette import errors as checks
-from noisette.core import vmap
+from noisette.core import trace, vmap
 from noisette.core.backward import per_example_gradients, search, user_hooks_disabled
 from noisette.core.clip import BookKeeping as BookKeeping
 from noisette.core.clip import ClippedSum, Clipping, Engine, Weights, clip_and_sum, group_norms, may_wait, together
 from noisette.core.forms import Dense, ExampleGradients, Operation, with_norms
 from noisette.core.loss import CallAgainError, Loss, Microbatch
-from noisette.core.trace import (
-    CALL,
-    OF_A_CONSTANT,
-    ForwardPass,
-    LossCall,
-    Recompute,
-    Recording,
-    TrainedModel,
-    kept_from_another_call,
-    one_value,
-    outputs_of,
-    recorded,
-    tensors_among,
-)
+from noisette.core.trace import CALL, ForwardPass, LossCall, Recording, TrainedModel, recorded, tensors_among
 from noisette.core.trees import Args, Keywords, leaves, map_leaves, tensors, with_leaves
 from noisette.core.vmap import DRAWN, DRAWS, QUESTIONS, Draws, NotVectorizedError, as_if_compiled
 from noisette.errors import PrivacyError
@@ -79,21 +66,17 @@ def _loss_and_gradients(
         begin()
         try:
             with torch.enable_grad(), as_if_compiled(), call.buffers.lent(), _OneExample([*one.tensors, *own], draws):
-                value = one_value(call.loss(call.model, *one.args, **one.kwargs))
+                value = trace.one_value(call.loss(call.model, *one.args, **one.kwargs))
             break
         except CallAgainError as error:
             draws.share(error.shared)
     return value.detach().reshape(1), _gradients([value], None, leaves) if value.requires_grad else {}
 
 
-def _gradients(
-    outputs: Sequence[Tensor], arrived: Sequence[Tensor] | None, leaves: Mapping[Any, Tensor]
-) -> dict[Any, Tensor]:
+def _gradients(outputs: list[Tensor], arrived: list[Tensor] | None, leaves: Mapping[Any, Tensor]) -> dict[Any, Tensor]:
     """The gradients of one example, (1, *leaf.shape), by name; ``arrived`` are those at the outputs."""
     with user_hooks_disabled(leaves.values()):
-        found = torch.autograd.grad(
-            outputs, list(leaves.values()), arrived, allow_unused=True, retain_graph=arrived is not None
-        )
+        found = torch.autograd.grad(outputs, [*leaves.values()], arrived, arrived is not None, allow_unused=True)
     named = {name: g for name, g in zip(leaves, found, strict=True) if g is not None}
     return {name: (g if g.layout is torch.strided else g.to_dense()).unsqueeze(0) for name, g in named.items()}
 
@@ -108,25 +91,23 @@ class _OneExample(TorchFunctionMode):
         for tensor in tensors:
             setattr(tensor, CALL, self._call)
 
-    def __torch_function__(
-        self, func: Operation, types: Sequence[type], args: Args = (), kwargs: Keywords | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Operation, types: Any, args: Args = (), kwargs: Keywords | None = None) -> Any:
         kwargs = kwargs or {}
         is_of_example = False
         if func in QUESTIONS:
             self._draws.check(args[0])
         place = self._draws.place(kwargs) if func in DRAWS else None
-        for tensor in tensors_among(args[:1], {}) if func in OF_A_CONSTANT else tensors_among(args, kwargs):
+        for tensor in tensors_among(args[:1], {}) if func in trace.OF_A_CONSTANT else tensors_among(args, kwargs):
             if (call := getattr(tensor, CALL, None)) is not None:
                 if call is not self._call:
-                    raise kept_from_another_call(tensor)
+                    raise trace.kept_from_another_call(tensor)
                 is_of_example = True
         output = self._draws.shared(func, args, kwargs) if place in self._draws.places else func(*args, **kwargs)
         if place is not None or self._draws.any:
             is_followed = lambda tensor: hasattr(tensor, CALL) or hasattr(tensor, DRAWN)  # noqa: E731
-            self._draws.follow(func, place, args, kwargs, outputs_of(output), is_followed)
+            self._draws.follow(func, place, args, kwargs, trace.outputs_of(output), is_followed)
         if is_of_example:
-            for tensor in outputs_of(output):
+            for tensor in trace.outputs_of(output):
                 setattr(tensor, CALL, self._call)
         return output
 
@@ -159,9 +140,8 @@ class Returned:
 def record_rows(model: TrainedModel, batch: Microbatch, *, one_by_one: bool) -> Returned:
     """Call the model with each row of its arguments as a batch of one.
 
-    Raises:
-        PrivacyError: an argument or an output has no rows, an argument has a gradient, or the model refuses ``vmap``
-            for a reason that one row at a time would not remove.
+    A ``PrivacyError`` says that an argument or output has no rows, an argument has a gradient, or the model refuses
+    ``vmap`` for a reason that one row at a time would not remove.
     """
     shapes = [tuple(tensor.shape) for tensor in batch.tensors]
     if not shapes or not all(shape[:1] == shapes[0][:1] != () for shape in shapes):
@@ -225,8 +205,7 @@ def clipped_sum_of(
 ) -> ClippedSum:
     """The clipped sum over the rows of calls for the same records; the graphs of the calls are used up.
 
-    The gradients that have arrived at their outputs are multiplied with ``scale``: the number of rows where the loss is
-    a mean over them.
+    Gradients that have arrived at the outputs are multiplied with ``scale``: the rows, where the loss is their mean.
 
     Guarantee: a row's gradient over all calls is clipped before it is added; where the gradient at a row's outputs
     depends on that row alone, adding or removing a row changes each sum by at most its bound.
@@ -260,16 +239,15 @@ def _of_row(
 
 
 def calls_of_loss(
-    loss: Loss, trained: TrainedModel, batch: Microbatch, public: Iterable[Tensor], recompute: Recompute
+    loss: Loss, trained: TrainedModel, batch: Microbatch, public: Iterable[Tensor], recompute: trace.Recompute
 ) -> RecordedCall:
     """The calls of modules until the loss fails in ``vmap``, as one, and the gradients that arrive at their outputs.
 
     For these gradients the loss is called with each example, and is given its rows of what the modules have returned.
 
-    Guarantee: what arrives at an example's rows is computed from that example, these rows, weights and buffers alone.
+    A ``NotVectorizedError`` says that a module cannot be vectorised, or losses depend on weights or records otherwise.
 
-    Raises:
-        NotVectorizedError: a module cannot be vectorised, or the losses depend on weights or records otherwise.
+    Guarantee: what arrives at an example's rows is computed from that example, these rows, weights and buffers alone.
     """
     model, weights, modules = trained.module, trained.parameters, list[nn.Module]()
     call = LossCall(loss, model, batch, trained.buffers)
@@ -373,9 +351,6 @@ def _calls_made_by(instead: Callable[..., Any], model: nn.Module) -> Iterator[No
         nn.Module.__call__ = before
 
 
-# Engines
-
-
 class ReweightGP:
     """Two passes that keep no gradient: norms in the first, each parameter's clipped sum in the second.
 
@@ -384,13 +359,11 @@ class ReweightGP:
     and where some gradient is not finite. Both passes go over one graph; where activation checkpoints are recomputed,
     the forward pass is repeated with the same random numbers, or by `BookKeeping` where it cannot be repeated.
 
+    A second pass whose gradients are not finite, or of other parameters, is a ``PrivacyError``: a function may draw
+    random numbers of its own in each backward pass.
+
     Guarantee: an example's gradient of a parameter is scaled down to its norm in the first pass wherever it is longer
     in the second, so that the bound does not depend on the passes being equal.
-
-    Raises:
-        PrivacyError: the second pass gave gradients that are not finite, or of other parameters, as those of a function
-            that draws random numbers of its own in each backward pass may be.
-
     Source: Lee & Kifer 2020, algorithm 1, with the sums of section 5.
     """
 
@@ -464,11 +437,8 @@ class PerExampleLoop:
 class Vmap:
     """``torch.func.vmap`` of ``torch.func.grad`` of the loss: the gradients of ``chunk_size`` examples at once.
 
-    The plain reference: it needs no rule, and memory for the gradients of a chunk. Random numbers of the loss are drawn
-    anew, as by `PerExampleLoop`.
-
-    Raises:
-        ValueError: the chunk size is below one.
+    The plain reference: it needs no rule, and memory for the gradients of a chunk of one or more. Random numbers of the
+    loss are drawn anew, as by `PerExampleLoop`.
     """
 
     chunk_size: int = 32
@@ -489,7 +459,7 @@ class Vmap:
             copies = {name: buffer.clone() for name, buffer in buffers.items()}  # the model's own stay as they are
             one = call.batch.with_tensors([tensor.unsqueeze(0) for tensor in tensors])
             with as_if_compiled(), _reparametrize_module(call.model, trained | copies, tie_weights=True):
-                loss = one_value(call.loss(call.model, *one.args, **one.kwargs)).reshape(())
+                loss = trace.one_value(call.loss(call.model, *one.args, **one.kwargs)).reshape(())
             return loss, loss
 
         of_one = torch.func.grad(loss_of, has_aux=True)

@@ -1,7 +1,6 @@
 """The clipping rules and engines that a recipe can name. Reading the tables does not import torch.
 
-A new rule or engine is one line here: the recipe check, the help texts, the report and the privacy statement take their
-words from these tables.
+A new rule or engine is one line here: recipe check, help texts, report and privacy statement take their words here.
 """
 
 from __future__ import annotations

@@ -25,10 +25,7 @@ class _OfOneNorm:
 
 @dataclass(frozen=True)
 class FlatClipping(_OfOneNorm):
-    """One norm over all trainable parameters, and one bound: factor min(1, C / norm).
-
-    Args:
-        max_grad_norm: the bound C.
+    """One norm over all trainable parameters, and one bound, C or ``max_grad_norm``: factor min(1, C / norm).
 
     Guarantee: one example moves the sum by at most C.
     Source: Abadi et al. 2016, algorithm 1.
@@ -45,9 +42,8 @@ class FlatClipping(_OfOneNorm):
 class GroupwiseClipping:
     """A norm and a bound of its own for each group of parameters.
 
-    Args:
-        bounds: the bound of each group by the name of a module (or of a parameter); the group holds all parameters
-            under that name. Every trainable parameter belongs to exactly one group.
+    ``bounds`` has the bound of each group by the name of a module (or of a parameter); the group holds all parameters
+    under that name. Every trainable parameter belongs to exactly one group.
 
     Guarantee: one example moves the sum of each group by at most its bound.
     Source: Abadi et al. 2016, section 4 (a norm for each layer).
@@ -71,9 +67,8 @@ class GroupwiseClipping:
             if len(prefixes) != 1:
                 problems.append(f"{name} is in {' and '.join(prefixes) or 'no group'}")
         if problems:
-            raise ValueError(
-                "GroupwiseClipping needs every trainable parameter in exactly one group:\n  " + "\n  ".join(problems)
-            )
+            listed = "\n  ".join(problems)
+            raise ValueError(f"GroupwiseClipping needs every trainable parameter in exactly one group:\n  {listed}")
         return [Group(held[prefix], float(bound)) for prefix, bound in self.bounds.items()]
 
 
@@ -81,8 +76,7 @@ class GroupwiseClipping:
 class PerLayerClipping(_OfOneNorm):
     """A norm for the parameters of each module, each clipped to C / sqrt(K) where there are K modules.
 
-    Args:
-        max_grad_norm: the bound C of all layers together.
+    C, ``max_grad_norm``, is the bound of all layers together.
 
     Guarantee: one example moves the sum of each layer by at most C / sqrt(K), and so all of them by at most C.
     Source: McMahan et al. 2018, "Learning Differentially Private Recurrent Language Models", section 2.3.
@@ -107,10 +101,7 @@ STABILITY = 0.01  # keeps small gradients smaller than large ones
 class AutomaticClipping(_OfOneNorm):
     """Scale every gradient, small ones too, to nearly the clipping norm C: factor C / (norm + 0.01).
 
-    The learning rate then need not be tuned together with C.
-
-    Args:
-        max_grad_norm: the bound C.
+    The learning rate then need not be tuned together with C, which is ``max_grad_norm``.
 
     Guarantee: one example moves the sum by at most C.
     Source: Bu et al. 2022, "Automatic Clipping", AUTO-S.
@@ -145,8 +136,7 @@ class AdaptiveClip:
         learning_rate: how fast C moves.
         count_share: the share of the release's budget that goes to the count, in (0, 1).
 
-    Attributes:
-        max_grad_norm: the bound C as of the last release. It is public.
+    ``max_grad_norm`` is the bound C as of the last release. It is public.
 
     Guarantee: in every step one example moves the sum by at most that step's C, which depends on released values alone.
     Source: Andrew et al. 2021, "Differentially Private Learning with Adaptive Clipping", algorithm 1.

@@ -20,20 +20,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
-from noisette.core.forms import (
-    AS_COMPUTED,
-    AT_LEAST_SINGLE,
-    TO_PARAMETERS,
-    DerivedWeight,
-    ExampleGradients,
-    Examples,
-    Match,
-    OperandMatch,
-    Use,
-    add,
-    match,
-    operation_name,
-)
+from noisette.core import forms
+from noisette.core.forms import AT_LEAST_SINGLE, ExampleGradients, Examples, Match, OperandMatch, Use, add
 from noisette.core.trace import ForwardPass
 from noisette.errors import MissingRuleError, PrivacyError
 
@@ -113,11 +101,8 @@ def per_example_gradients(
     arrives, the rules of the use turn it into per-example gradients. When those of all uses of a parameter are there,
     ``values_of`` is called; then they are dropped, so that of two layers none are in memory at the same time unless
     ``values_of`` returns them. Unless the graph is retained for another pass, the uses are taken out of the recording,
-    so that activations are freed as the pass goes.
-
-    Raises:
-        MissingRuleError: an operation has no rule for the parameter it uses; all such uses are listed.
-        UncoveredError: the losses depend on a parameter otherwise than through the recorded forward pass.
+    so that activations are freed as the pass goes. A ``MissingRuleError`` lists all uses without a rule for their
+    parameter; an ``UncoveredError`` says that losses depend on one otherwise than through the recorded forward pass.
     """
     graph = search(forward.losses, forward.recording.uses, parameters)
     if graph.uncovered:
@@ -130,13 +115,13 @@ def per_example_gradients(
     uses = dict(enumerate(forward.recording.uses))
     if not retain_graph:
         forward.recording.uses.clear()
-    forms = _Forms(uses.values(), forward.recording.derived, parameters)
+    waiting = _Forms(uses.values(), forward.recording.derived, parameters)
     examples, values = Examples(len(forward.losses)), dict[str, Value]()
 
     @torch.no_grad()
     def visit(k: int, dy: Any) -> None:
         use = uses.pop(k)
-        completed = forms.completed_by(use.whole() if use.is_recomputed else use, examples, dy)
+        completed = waiting.completed_by(use.whole() if use.is_recomputed else use, examples, dy)
         if completed:
             values.update(values_of(completed))
 
@@ -144,7 +129,7 @@ def per_example_gradients(
         with user_hooks_disabled(parameters.values()):
             visit_output_gradients(forward.losses, uses, graph, visit, retain_graph=retain_graph)
             with torch.no_grad():
-                if completed := forms.completed_last():
+                if completed := waiting.completed_last():
                     values.update(values_of(completed))
     return values
 
@@ -188,13 +173,8 @@ def visit_output_gradients(
         else:
             targets.append((k, None, edge))
     try:
-        arriving = torch.autograd.grad(
-            losses,
-            [edge for _, _, edge in targets],
-            grad_outputs=torch.ones_like(losses),
-            allow_unused=True,
-            retain_graph=retain_graph,
-        )
+        ends = [edge for _, _, edge in targets]
+        arriving = torch.autograd.grad(losses, ends, torch.ones_like(losses), retain_graph, allow_unused=True)
     finally:
         for handle in handles:
             handle.remove()
@@ -212,7 +192,7 @@ class _Forms:
     """The gradients of each weight over its uses, until those of all uses have arrived."""
 
     def __init__(
-        self, uses: Iterable[Use], derived: Mapping[int, DerivedWeight], parameters: Mapping[str, Tensor]
+        self, uses: Iterable[Use], derived: Mapping[int, forms.DerivedWeight], parameters: Mapping[str, Tensor]
     ) -> None:
         self._derived = derived
         self._names = {id(p): name for name, p in parameters.items()}
@@ -235,13 +215,13 @@ class _Forms:
                     f"an input of shape {tuple(tensor.shape)} of {use.operation.__name__} was changed in place after "
                     "its use, so its gradient is lost; use the out-of-place form of the operation that follows"
                 )
-        found = match(use.operation, use.args, use.kwargs, use.weights)
+        found = forms.match(use.operation, use.args, use.kwargs, use.weights)
         for operand in found.operands:
             try:
                 form = _form_of(operand, found, examples, dy, is_only_use=self._are_only_uses(operand))
             except ValueError as error:
                 self._problems += [
-                    f"{self._name(weight)}, {operand.name} of {operation_name(use.operation)}: {error}"
+                    f"{self._name(weight)}, {operand.name} of {forms.operation_name(use.operation)}: {error}"
                     for weight in operand.weights
                 ]
                 continue
@@ -259,11 +239,7 @@ class _Forms:
         return completed
 
     def completed_last(self) -> dict[str, ExampleGradients]:
-        """What is left: parameters that other weights are derived from, or with uses that no loss reached.
-
-        Raises:
-            MissingRuleError: some uses have no rule.
-        """
+        """What is left: parameters that other weights are derived from, or with uses that no loss reached."""
         if problems := list(dict.fromkeys(self._problems)):
             listed = "\n  ".join(problems)
             raise MissingRuleError(
@@ -274,7 +250,7 @@ class _Forms:
         if not self._arrived:
             return {}
         left = [pair for arrived in self._arrived.values() for pair in arrived]
-        return {self._names[id(parameter)]: form for parameter, form in TO_PARAMETERS[0](left, self._derived)}
+        return {self._names[id(parameter)]: form for parameter, form in forms.TO_PARAMETERS[0](left, self._derived)}
 
     def _are_only_uses(self, operand: OperandMatch) -> bool:
         """Whether each weight is a parameter with this use alone, so that its gradient is the sum of nothing else."""
@@ -292,17 +268,13 @@ class _Forms:
 
 
 def _form_of(operand: OperandMatch, found: Match, examples: Examples, dy: Any, *, is_only_use: bool) -> Any:
-    """The gradients of one operand, from its rule: a form, or a list of forms for a list operand.
-
-    Raises:
-        ValueError: the operand has no rule, or the rule does not apply to this call.
-    """
+    """The gradients of one operand, from its rule: a form, or a list of them; a ValueError where no rule applies."""
     if operand.rule is None:
         raise ValueError("no rule")
     if found.unknown:
         raise ValueError(f"its rule does not know {', '.join(found.unknown)}")
     if is_only_use and isinstance(dy, Tensor) and dy.dtype in AT_LEAST_SINGLE:
-        as_computed = AS_COMPUTED.get(operand.rule)
+        as_computed = forms.AS_COMPUTED.get(operand.rule)
         if as_computed is not None and as_computed(dy, found.arguments):
             return operand.rule(examples, dy, **found.arguments)
     # An autocast forward pass has left the weights' precision; rules compute in it, or in single precision.

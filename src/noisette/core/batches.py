@@ -31,8 +31,7 @@ def records_at_gaps(size: int, rate: float, key: SecretKey, *, purpose: str, ste
 
     The rate is in (0, 1/2], and word ``i`` of the stream of this purpose and step decides the ``i``-th gap.
 
-    Guarantee: each record is included with probability exactly ``rate``, independently of all others, if the words of
-    the keystream are uniform: no rounding enters.
+    Guarantee: for uniform words each record is included with probability exactly ``rate``, independently of all others.
     Source: Devroye 1986, "Non-Uniform Random Variate Generation", X.2 (geometric by inversion); Knuth & Yao 1976
     (bits drawn until they decide).
     """
@@ -109,7 +108,6 @@ class PoissonSampler:
         checks.probability(sampling_rate=self.sampling_rate)
 
     def indices(self, *, step: int) -> np.ndarray:
-        """Indices of the records in this step's batch, ascending; possibly none."""
         if self.sampling_rate < DENSEST:
             return records_at_gaps(self.size, self.sampling_rate, self.key, purpose="sampling", step=step)
         width = int(self.sampling_rate * 2**64)
@@ -159,21 +157,14 @@ class Records:
 
 
 class Fetch(Protocol):
-    """Hands out the microbatch that is asked for, and fetches those that will probably follow."""
+    """Hands out the microbatch with these indices, and fetches those that will follow by plan, until it is closed."""
 
-    def __call__(self, part: np.ndarray, plan: Iterator[np.ndarray]) -> Any:
-        """The microbatch with these indices; the plan gives the parts that will follow."""
-
-    def close(self) -> None:
-        """End the thread or the processes."""
+    def __call__(self, part: np.ndarray, plan: Iterator[np.ndarray]) -> Any: ...
+    def close(self) -> None: ...
 
 
 class MicrobatchSize:
-    """The largest number of examples in the next microbatch, ``now``: the one that was given.
-
-    Raises:
-        TypeError, ValueError: it is not a whole number of at least one.
-    """
+    """The largest number of examples in the next microbatch, ``now``: the one that was given, checked to be one."""
 
     def __init__(self, size: int) -> None:
         if type(size) is not int or size < 1:

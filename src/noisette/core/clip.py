@@ -224,7 +224,6 @@ class BookKeeping:
     """
 
     def clipped_sum(self, forward: ForwardPass, parameters: Mapping[str, Tensor], clipping: Clipping) -> ClippedSum:
-        """See `noisette.core.clip.Engine`."""
         found = per_example_gradients(forward, parameters, with_norms)
         return clip_and_sum(found, forward.losses, clipping)
 
@@ -276,8 +275,7 @@ class Accumulator:
         if not self._is_whole:
             self._sums, self._doubles, self._is_whole = {}, {}, True
             raise PrivacyError(
-                "the sum of this batch holds a part of a microbatch, because adding it was interrupted; begin the "
-                "batch anew"
+                "the sum of this batch holds a part of a microbatch, whose adding was interrupted; begin the batch anew"
             )
 
 

@@ -27,21 +27,17 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 # Terms of a Gram product may cancel, and rounding errors then exceed the sum; this many units of rounding of the sum's
 # diagonal are added to it, so that a norm is never underestimated.
 _GRAM_SLACK = 16
-# Explicit gradients replace their factors when they need at most this many times the memory of the factors.
-_KEEP_EXPLICIT = 2
-# Temporary results are computed for a part of the batch at a time, of at most this many elements, or of this share of
-# the factors' elements if that is more.
+_KEEP_EXPLICIT = 2  # explicit gradients of at most so many times the memory of their factors replace these
+# Temporary results are of a part of the batch: so many elements at most, or this share of the factors' if that is more.
 _TEMPORARY_SIZE, _TEMPORARY_SHARE = 2**21, 0.25
-# Below this many positions, writing and reading an explicit gradient costs more than computing it twice.
-_MIN_POSITIONS_TO_KEEP = 16
+_MIN_POSITIONS_TO_KEEP = 16  # below, writing and reading an explicit gradient costs more than computing it twice
 # The dtype in which gradients are computed where it is not that of the weight. In half precision neither the norms nor
 # the sums of clipped gradients keep to the bound: a sum of 4096 gradients in bfloat16 is wrong by 5 times the bound.
 AT_LEAST_SINGLE = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
 # Squares are added up in single precision over this many numbers at most, the blocks' sums in double precision: on a
 # processor a longer sum in single precision is too small by 1e-5 at a million numbers, and by 1e-3 at 16 million.
 _NORM_BLOCK = 512
-# Examples are added up in single precision this many at a time, the blocks' sums in double precision.
-EXAMPLES_IN_A_BLOCK = 256
+EXAMPLES_IN_A_BLOCK = 256  # added up in single precision at a time, the blocks' sums in double precision
 # A sum of squares loses at most this many of the smallest normal numbers where squares are too small to be represented.
 _LOST_SQUARES = 2**24
 
@@ -50,8 +46,7 @@ _LOST_SQUARES = 2**24
 class Examples:
     """The number of examples in a batch; they are on the first axis of every tensor that a rule is given.
 
-    An operation may have merged positions into that axis: with two examples A and B of three positions, an axis of
-    length 6 holds A0 A1 A2 B0 B1 B2.
+    An operation may have merged positions into it: of A and B, of three positions each, A0 A1 A2 B0 B1 B2.
     """
 
     count: int
@@ -60,9 +55,7 @@ class Examples:
         """The tensor with axes (example, position, ...); a ValueError if the first axis does not hold the examples."""
         size = tensor.shape[0] if tensor.dim() else 0
         if size == 0 or self.count == 0 or size % self.count:
-            raise ValueError(
-                f"the first axis of shape {tuple(tensor.shape)} does not hold the {self.count} examples of the batch"
-            )
+            raise ValueError(f"the first axis of shape {tuple(tensor.shape)} does not hold {self.count} examples")
         return tensor.unflatten(0, (self.count, size // self.count))
 
     def sequences(self, tensor: Tensor) -> Tensor:
@@ -144,9 +137,8 @@ class Outer:
     def squared_norms(self) -> Tensor:
         """Norms by the product of norms for one position, else by Gram matrices or written out, whichever is smaller.
 
-        Gram matrices: with G = L^T R for L (t, o) and R (t, i), the squared norm is the trace of R^T L L^T R, which is
-        the sum over all pairs of positions (s, t) of (L L^T)[s, t] (R R^T)[s, t]. Two (t, t) matrices replace one
-        (o, i) matrix.
+        Gram matrices: with G = L^T R for L (t, o) and R (t, i), the squared norm is the trace of R^T L L^T R: the sum
+        over all pairs of positions (s, t) of (L L^T)[s, t] (R R^T)[s, t], of two (t, t) matrices for one (o, i).
         """
         (b, t, o), i = self.left.shape, self.right.shape[2]
         if t == 1:
@@ -432,10 +424,8 @@ def rule(
     operation's output (of several outputs a tuple, with ``None`` where no loss depends on one), and the operation's own
     arguments under its own names, all data with the examples on the first axis. It returns the per-example gradients of
     ``operand``, a list where that is a list of tensors. Of several operands it gets the name of the wanted one first.
-    ``names`` are those of all arguments of the operations: of the function's own unless given.
-
-    Raises:
-        ValueError: an operand has a rule already, or the rule does not take it.
+    ``names`` are those of all arguments of the operations: of the function's own unless given. A ``ValueError`` says
+    that an operand has a rule already, or the rule does not take it.
     """
 
     def register(function: Rule) -> Rule:

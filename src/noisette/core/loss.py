@@ -56,15 +56,13 @@ class CallAgainError(Exception):
 class Microbatch:
     """The arguments of a loss for b examples: nested values whose tensors have the examples on their first axis.
 
-    Attributes:
-        are_tensors_alone: each argument is a tensor, and none has a keyword.
-        tensors: those of the arguments, in a fixed order.
+    ``tensors`` are those of the arguments, in a fixed order; they are alone where each is a tensor without a keyword.
     """
 
     def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        self.args, self.kwargs = args, kwargs
+        self.args, self.kwargs = args, dict(kwargs)
         self.are_tensors_alone = not kwargs and all(isinstance(arg, Tensor) for arg in args)
-        self.tensors: list[Tensor] = list(args) if self.are_tensors_alone else tensors((args, dict(kwargs)))
+        self.tensors: list[Tensor] = list(args) if self.are_tensors_alone else tensors((args, self.kwargs))
         self._versions = versions_of(self.tensors)
 
     @cached_property
@@ -72,23 +70,18 @@ class Microbatch:
         """The number of examples; a PrivacyError if no tensor, or tensors of different lengths, tell it."""
         shapes = [tuple(tensor.shape) for tensor in self.tensors]
         if not shapes:
-            raise PrivacyError(
-                "the loss has no tensor among its arguments: pass the examples after the loss, a dictionary without *"
-            )
+            raise PrivacyError("the loss has no tensor as an argument: pass examples after it, a dictionary without *")
         if len({shape[:1] for shape in shapes}) > 1 or not shapes[0]:
             raise PrivacyError(
-                f"expected tensors with one row per example, got the shapes {', '.join(map(str, shapes))}; pass "
-                "a constant number as a number of Python, and declare a constant tensor: "
-                "accumulate(..., public=[tensor])"
+                f"expected tensors with one row per example, got the shapes {', '.join(map(str, shapes))}; pass a "
+                "constant number as one of Python, and declare a constant tensor: accumulate(..., public=[tensor])"
             )
         return shapes[0][0]
 
     @cached_property
     def has_other_entries(self) -> bool:
         """Whether some argument is a sequence without tensors, such as a list of texts, or an array."""
-        return not self.are_tensors_alone and any(
-            map(_has_entries, leaves((self.args, dict(self.kwargs)), _has_entries))
-        )
+        return not self.are_tensors_alone and any(map(_has_entries, leaves((self.args, self.kwargs), _has_entries)))
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> Microbatch:
         """The same with these tensors, which stand for one example each.
@@ -104,8 +97,7 @@ class Microbatch:
                 return next(following)
             return _Unreadable(leaf) if _has_entries(leaf) and not alone else leaf
 
-        args, kwargs = map_leaves(of_one, (self.args, dict(self.kwargs)), _has_entries)
-        return Microbatch(args, kwargs)
+        return Microbatch(*map_leaves(of_one, (self.args, self.kwargs), _has_entries))
 
     def of_rows(self, numbers: Sequence[int]) -> Microbatch:
         """The arguments of the examples with these numbers, in memory of their own."""
@@ -170,8 +162,7 @@ _DECLARE_PUBLIC = (
 class OutsideTensors:
     """The tensors from outside that losses have used: each was there before the first batch, and stays as it is.
 
-    Class weights that a loop computes from each batch would couple its examples. They are a new tensor in each step,
-    which a table of constants is not.
+    Class weights computed from each batch would couple its examples; they are a new tensor in each step, unlike tables.
     """
 
     def __init__(self) -> None:
@@ -257,9 +248,7 @@ class OutsideTensors:
                 if self._is_new(tensor) and not self._holds_records(tensor):
                     self.made(tensor)
                     return
-                raise PrivacyError(
-                    f"{_described(tensor)}, and it was made after the first batch was drawn. {_DECLARE_PUBLIC}"
-                )
+                raise PrivacyError(f"{_described(tensor)}, made after the first batch was drawn. {_DECLARE_PUBLIC}")
             if key not in self._known and self._holds_records(tensor):
                 raise PrivacyError(
                     f"{_described(tensor)}, and it holds records of the data set, which a loss may read through its "
@@ -333,9 +322,7 @@ class ModelBuffers:
             return dict(self._model.named_buffers())
         return {name: values for name, (_, _, values) in self._kept.items()}
 
-    def lent(
-        self, copy: Callable[[Tensor], Tensor] = lambda values: values.detach().clone()
-    ) -> AbstractContextManager[object]:
+    def lent(self, copy: Callable[[Tensor], Tensor] = lambda x: x.detach().clone()) -> AbstractContextManager[object]:
         """Within it the model has copies of its buffers, made by this function."""
         copies = {name: copy(values) for name, values in self.values().items()}
         return _reparametrize_module(self._model, copies) if copies else nullcontext()

@@ -25,8 +25,7 @@ Attacks on the last digits of released numbers are left out, as everywhere in th
 
 Arithmetic. Only +, -, *, / and square roots are used, each rounded correctly and none fused with another. So
 processors and GPUs, eager and compiled code give the same values. Library functions differ in the last digit, also
-``torch.sqrt`` on processors. For the logarithm, k is rounded to a floating-point number r, and u = v 2^-e with v in
-(1/2, 1]:
+``torch.sqrt`` on processors. For the logarithm, k is rounded to a floating-point r, and u = v 2^-e with v in (1/2, 1]:
 
     -2 ln u = e * 2 ln 2 + 4 atanh(s), s = (1 - v) / (1 + v).
 
@@ -122,8 +121,7 @@ TILE = 256  # elements whose noise is computed together
 class Window:
     """Element ``i`` of a flat tensor is element ``start + (i // run) * stride + i % run`` of the flat parameter.
 
-    A shard of rows is one run, where ``run`` and ``stride`` are ``None``. A shard of columns has a run in each row, and
-    the stride is the length of a whole row.
+    A shard of rows is one run, where both are ``None``. A shard of columns has a run in each row, the ``stride``.
 
     >>> [first for _, first, _ in Window(start=2, run=3, stride=10).segments(9)]
     [2, 12, 22]
@@ -150,7 +148,9 @@ class Window:
 
 
 WHOLE = Window()
-ALL_WHOLE: Mapping[str, Window] = MappingProxyType({})
+Named = Mapping[str, Tensor]  # tensors by name
+Windows = Mapping[str, Window]  # by the names of tensors
+ALL_WHOLE: Windows = MappingProxyType({})
 
 
 class Part(NamedTuple):
@@ -372,19 +372,13 @@ def _polynomial(coefficients: Sequence[float], x: np.ndarray, result: np.ndarray
 class Noise(Protocol):
     """Noise of one key, for sums of one type on one device."""
 
-    def add_(
-        self, flat: Mapping[str, Tensor], parts: tuple[Part, ...], *, step: int, std: float, divisor: float
-    ) -> None:
+    def add_(self, flat: Named, parts: tuple[Part, ...], *, step: int, std: float, divisor: float) -> None:
         """Divide each tensor by a number and add noise to it, as :meth:`GaussianNoise.add_`, for these parts."""
 
 
 # (key, type, device, number of values) -> a quicker noise than the plain one if it is there, as compiled code or a
 # kernel of a GPU, with the same values to the bit; asked in every step, before so many values are drawn.
 Source = Callable[[SecretKey, torch.dtype, torch.device, int], Noise | None]
-
-
-def never(key: SecretKey, dtype: torch.dtype, device: torch.device, values: int) -> None:
-    """There is no quicker noise."""
 
 
 class PlainNoise:
@@ -397,9 +391,7 @@ class PlainNoise:
         self._quicker = quicker or self._plain
         self._fewest = fewest
 
-    def add_(
-        self, flat: Mapping[str, Tensor], parts: tuple[Part, ...], *, step: int, std: float, divisor: float
-    ) -> None:
+    def add_(self, flat: Named, parts: tuple[Part, ...], *, step: int, std: float, divisor: float) -> None:
         device = flat[parts[0].name].device
         on_host = {name: sum.numpy() for name, sum in flat.items()} if device.type == "cpu" else {}
         # A GPU would multiply by the reciprocal of a number of the host.
@@ -434,28 +426,19 @@ class GaussianNoise:
     True
     """
 
-    def __init__(self, key: SecretKey, source: Source = never) -> None:
+    def __init__(self, key: SecretKey, source: Source | None = None) -> None:
         self._key = key
         self._source = source
         self._plain: dict[torch.dtype, PlainNoise] = {}
 
     def add_(
-        self,
-        tensors: Mapping[str, Tensor],
-        *,
-        step: int,
-        std: float = 1.0,
-        divisor: float = 1.0,
-        windows: Mapping[str, Window] = ALL_WHOLE,
+        self, tensors: Named, *, step: int, std: float = 1.0, divisor: float = 1.0, windows: Windows = ALL_WHOLE
     ) -> None:
         """Divide each tensor by a number and add noise of mean zero and this standard deviation to it, in place.
 
-        Args:
-            tensors: by name, contiguous, all float32 or all float64, on one device, no two in the same memory.
-            step: number of the step, below 2^64; the noise of a step must be used only once.
-            std: standard deviation of the noise.
-            divisor: the number; the noise is not divided by it.
-            windows: which elements of the named parameter a tensor holds, flat; without an entry all, from the first.
+        ``tensors`` are by name, contiguous, all float32 or all float64, on one device, no two in the same memory. The
+        noise of a ``step``, below 2^64, must be used only once. ``windows`` say which elements of the named parameter a
+        tensor holds, flat; without an entry all, from the first.
 
         Raises:
             ValueError: a window has the name of no tensor, whose noise would be another one, or the step is too large.
@@ -470,7 +453,8 @@ class GaussianNoise:
             return
         parts = tuple([Part(name, tensor.numel(), windows.get(name, WHOLE)) for name, tensor in flat.items()])
         first = next(iter(flat.values()))
-        noise = self._source(self._key, first.dtype, first.device, sum(part.size for part in parts))
+        values = sum(part.size for part in parts)
+        noise = self._source(self._key, first.dtype, first.device, values) if self._source else None
         if noise is None:
             if first.dtype not in self._plain:
                 self._plain[first.dtype] = PlainNoise(self._key, first.dtype)

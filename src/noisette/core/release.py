@@ -25,8 +25,7 @@ class BoundedSum:
     """A sum over examples before noise, and its sensitivity.
 
     Guarantee: adding or removing one example changes the joint vector of ``grads`` by at most ``bound`` in Euclidean
-    norm, in real arithmetic; :data:`ROUNDING` covers what rounding adds. The sum is private data until a release has
-    added noise to it.
+    norm, in real arithmetic; :data:`ROUNDING` covers what rounding adds. Until noise is added it is private data.
     """
 
     params: tuple[Tensor, ...]  # whose ``.grad`` receives the noised sum
@@ -97,53 +96,37 @@ class GradientBound(Stateful, Protocol):
 # blocks of 256 examples and then in double precision, move by less than a tenth of it more than they do in real
 # arithmetic, on any processor, for random examples and for those chosen to make rounding worst.
 ROUNDING = 2**-13
-# Between them noise and sum have all the digits of single precision. Below, noise would lose digits and finally be
-# zero, and the sum would be released as it is.
+# Between them noise and sum have all digits of single precision. Far below noise is zero, and the sum bare.
 _SMALLEST_STD = 1e-30
 _LARGEST_STD = 1e30
 
 
 class Processes(Protocol):
-    """The processes of a run, of which this is one."""
+    """The processes of a run, of which this one computes a share of each batch, until it is closed.
+
+    An error in an ``unanimous`` context on one of them is raised on all; what it gives must be equal on all.
+    """
 
     @property
-    def size(self) -> int:
-        """Their number."""
-        ...
-
-    def share(self, indices: np.ndarray) -> np.ndarray:
-        """The part of a batch that this process computes."""
-        ...
-
-    def unanimous(self, phase: str) -> AbstractContextManager[dict[str, float]]:
-        """A context that raises on all of them what one of them raises; what it gives must be equal on all."""
-        ...
-
-    def close(self) -> None:
-        """The others learn that this process takes part no longer."""
+    def size(self) -> int: ...
+    def share(self, indices: np.ndarray) -> np.ndarray: ...
+    def unanimous(self, phase: str) -> AbstractContextManager[dict[str, float]]: ...
+    def close(self) -> None: ...
 
 
 class NoisySums(Protocol):
-    """Adds up the sums of all processes, divides them, and adds noise."""
+    """Replaces sums by (the sum over all ``size`` processes) / divisor + noise of this standard deviation.
+
+    ``sums`` are names, the parameter or the tensor of each sum, and the sums, which are overwritten. ``deviation`` is
+    that of a step's noise in units of ``std``; not 1 where it is correlated over steps. ``written`` gives the gradient
+    of a parameter in the form of this parameter, as for a shard.
+    """
 
     @property
-    def size(self) -> int:
-        """The number of processes."""
-        ...
-
-    def release(self, sums: Sequence[tuple[str, Tensor, Tensor]], *, step: int, std: float, divisor: float) -> None:
-        """Replace each sum by (the sum over all processes) / divisor + noise of this standard deviation.
-
-        ``sums`` are names, the parameter or the tensor of each sum, and the sums, which are overwritten.
-        """
-
-    def deviation(self, step: int) -> float:
-        """The deviation of the noise of this step in units of ``std``; not 1 where it is correlated over steps."""
-        ...
-
-    def written(self, parameter: Tensor, gradient: Tensor) -> Tensor:
-        """The gradient of a parameter in the form of this parameter, as for a shard."""
-        ...
+    def size(self) -> int: ...
+    def release(self, sums: Sequence[tuple[str, Tensor, Tensor]], *, step: int, std: float, divisor: float) -> None: ...
+    def deviation(self, step: int) -> float: ...
+    def written(self, parameter: Tensor, gradient: Tensor) -> Tensor: ...
 
 
 class OwnNoise:
@@ -161,11 +144,9 @@ class OwnNoise:
             self._noise.add_(named, step=step, std=std, divisor=divisor)
 
     def deviation(self, step: int) -> float:
-        """Independent noise has the same deviation in each step."""
         return 1.0
 
     def written(self, parameter: Tensor, gradient: Tensor) -> Tensor:
-        """The gradient as it is."""
         return gradient
 
 
@@ -201,25 +182,18 @@ class GaussianRelease:
         """Write (sum + noise) / expected batch size to the ``.grad`` of every parameter.
 
         The noise is added in place: the memory of the sums becomes that of the gradients, so no private value remains.
-        Gradient hooks of the user see the noised gradient, once.
+        Gradient hooks of the user see the noised gradient, once. ``names`` are those of parameters, by ``id``, which
+        select their noise; others are named after their sum. Each ``step`` is used once with one key.
 
-        Args:
-            sums: the bounded sums of this batch.
-            names: the name of each parameter, by ``id``, which selects its noise; others are named after their sum.
-            step: number of the step; each number is used once with one key.
-
-        Raises:
-            ValueError: the noise would be out of the range of single precision, the shares do not add up to one, or two
-                tensors have the same name, so they would get the same noise.
+        A ``ValueError`` says that the noise would be out of the range of single precision, the shares do not add up to
+        one, or two tensors have the same name, so they would get the same noise.
         """
         stds = self._deviations_of(sums)
         # Names of parameters do not start with a dot, so these cannot coincide with one.
         named = {id(p): names.get(id(p), f".{part.name}") for part in sums for p in part.params}
         tensors = sum(len(part.params) for part in sums)
         if len(set(named.values())) < tensors:
-            raise ValueError(
-                f"{tensors} tensors have only {len(set(named.values()))} different names, some would share their noise"
-            )
+            raise ValueError(f"{tensors} tensors have only {len(set(named.values()))} different names: noise is shared")
         deviation = self._noise.deviation(step)
         self.deviations = {id(p): deviation * std for part, std in zip(sums, stds, strict=True) for p in part.params}
         self._written = {}
@@ -245,29 +219,20 @@ class GaussianRelease:
                 raise ValueError(f"expected a finite noise standard deviation above 0, got {std}")
             if not _SMALLEST_STD < std / self.expected_batch_size < _LARGEST_STD:
                 raise ValueError(
-                    f"a noise standard deviation of {std:g} over an expected batch size of "
-                    f"{self.expected_batch_size:g} is out of range of single precision; multiply the losses and the "
-                    "bound with a constant"
+                    f"noise of deviation {std:g} over a batch size of {self.expected_batch_size:g} is out of range of "
+                    "single precision; multiply the losses and the bound with a constant"
                 )
             stds.append(std / self.expected_batch_size)
         return stds
 
     def check_no_others(self, parameters: Mapping[str, Tensor]) -> None:
-        """Check that ``.grad`` holds what the last release wrote, zeros, or nothing: the next step would take any
-        gradient for a noised one.
-        """
-        others = sorted(
-            name
-            for name, p in parameters.items()
-            if p.grad is not None
-            and p.grad is not self._written.get(id(p))
-            and (p.grad.layout is not torch.strided or p.grad.any())
-        )
+        """Check that ``.grad`` is what the last release wrote, zeros, or nothing: a step takes any for a noised one."""
+        others = {name: p.grad for name, p in parameters.items() if p.grad is not self._written.get(id(p))}
+        others = sorted(n for n, g in others.items() if g is not None and (g.layout is not torch.strided or g.any()))
         if others:
             raise PrivacyError(
                 f".grad of {first_few(others)} holds a gradient that is not private: loss.backward() was called, or "
-                ".grad was set. Give the loss of one example to run.accumulate(loss, *batch) instead, and clear these "
-                "with optimizer.zero_grad()"
+                ".grad was set. Give one example's loss to run.accumulate(loss, *batch), and call optimizer.zero_grad()"
             )
 
 
@@ -289,8 +254,7 @@ def _writable(sums: Sequence[BoundedSum], *, rounded: bool) -> list[list[Tensor]
     """The tensors of each sum: contiguous, in single precision at least, and no two in the same memory.
 
     Noise is added in place: of two tensors in one memory each would get the noise of both. With several ranks, whose
-    sums are added up, they are ``rounded`` to the precision of their parameters: where a rank has several microbatches
-    they are in double precision.
+    sums, in double precision after several microbatches, are added up, they are ``rounded`` to that of parameters.
     """
     tensors: list[list[Tensor]] = []
     for part in sums:
@@ -325,6 +289,15 @@ def parts_of(sums: Sequence[BoundedSum]) -> tuple[tuple[str, float], ...]:
     for part, share in zip(sums, shares_of(sums), strict=True):
         parts[part.name] = parts.get(part.name, 0.0) + share
     return tuple(parts.items()) if len(parts) > 1 else ()
+
+
+def noised(total: Tensor, noise_multiplier: float, key: SecretKey, name: str) -> Tensor:
+    """The release of one sum whose sensitivity is one, by its name in the ledger, which is charged before."""
+    found = torch.empty_like(total)
+    release = GaussianRelease(key, noise_multiplier, expected_batch_size=1)
+    release([BoundedSum((found,), (total,), bound=1.0, name=name)], {}, step=0)
+    assert found.grad is not None
+    return found.grad
 
 
 def digest_of(sums: Sequence[BoundedSum]) -> float:

@@ -19,7 +19,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, nullcontext
-from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, Protocol, Self
 
 import numpy as np
@@ -35,23 +34,20 @@ from noisette.errors import PrivacyError, first_few
 
 
 class Sampler(Protocol):
-    """Draws the batches of a run."""
+    """Draws the batches of a run: indices of the records in a step's batch, ascending; possibly none."""
 
-    def indices(self, *, step: int) -> np.ndarray:
-        """Indices of the records in this step's batch, ascending; possibly none."""
-        ...
+    def indices(self, *, step: int) -> np.ndarray: ...
 
 
 class StepAccount(Protocol):
-    """Accounts for the steps of a run, as in a ledger."""
+    """Accounts for the steps of a run, as in a ledger: for this one, and perhaps some that follow, before its batch is
+    drawn, and for a release before its noise is drawn; from there on it cannot be taken back.
+    """
 
     reserved: int  # steps that are accounted for and not yet released
 
-    def reserve(self, step: int, steps_left: int) -> None:
-        """Account for this step, and perhaps some of those that follow, before its batch is drawn."""
-
-    def commit(self) -> None:
-        """Account for a release before its noise is drawn; from here on it cannot be taken back."""
+    def reserve(self, step: int, steps_left: int) -> None: ...
+    def commit(self) -> None: ...
 
 
 class Parts(NamedTuple):
@@ -207,8 +203,7 @@ class DpSgd:
     def _begin_batch(self) -> None:
         """The first records of a batch are about to be read: from here to the release nobody writes into the model.
 
-        Random numbers of torch have a secret seed. By a known one, one record more would give those behind it other
-        views and masks, which others could compute.
+        Torch has a secret seed. By a known one, a record more gives those behind it other masks, which others compute.
         """
         if self._opened is not None:
             return
@@ -342,18 +337,14 @@ class DpSgd:
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Line 4, in a hook before ``optimizer.step()``: what the optimizer finds in ``.grad`` is noised."""
         if any(arg is not None for arg in args[1:]) or kwargs.get("closure") is not None:  # args[0] is the optimizer
-            raise PrivacyError(
-                "optimizer.step(closure) computes gradients that are not private; call step() without a closure"
-            )
+            raise PrivacyError("gradients of optimizer.step(closure) are not private; call step() without a closure")
         if hasattr(optimizer, "found_inf") or "grad_scaler" in kwargs:
             refuse_scaler(optimizer)
         batch = self._batch
         if batch is None and _steps_under_way(optimizer) > 1:
             return  # the step of a base class; the release was made by then
         if batch is None:
-            raise PrivacyError(
-                "optimizer.step() needs a batch of its own: call it once for each batch in `for batch in run.batches()`"
-            )
+            raise PrivacyError("optimizer.step() needs a batch of its own: call it once in `for ... in run.batches()`")
         alone = self._ranks.size == 1
         with nullcontext({}) if alone else self._ranks.unanimous(f"step {self.steps_taken}") as equal:
             self._release.check_no_others(self.bound.parameters)
@@ -414,9 +405,7 @@ class DpSgd:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         self.close()
 
 
@@ -515,8 +504,7 @@ class RandomStates(NamedTuple):
 def seed_secretly() -> int:
     """Give torch's global generators a seed from the operating system; the number by which a later seed is noticed.
 
-    It has 256 bits, and 63 on accelerators. Of 32 bits, all that ``torch.manual_seed`` uses on a processor, others can
-    try each one.
+    It has 256 bits, and 63 on accelerators: the 32 that ``torch.manual_seed`` uses on a processor can all be tried.
     """
     seed_torch(secrets.randbits(_SECRET_BITS))
     return torch.initial_seed()

@@ -2,8 +2,7 @@
 
 The recorder sees every torch call of the loss and sorts each tensor into one of three kinds. A *weight* is computed
 from trainable parameters; a *constant* from what depends on no example (buffers, ``arange``, frozen parameters);
-everything else is *data*. A call on a weight and data is a *use*. A call on weights and constants alone derives a new
-weight.
+everything else is *data*. A call on a weight and data is a *use*; one on weights and constants alone derives a weight.
 """
 
 from __future__ import annotations
@@ -23,33 +22,11 @@ from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from noisette.core import vmap
-from noisette.core.forms import (
-    ALWAYS_REWRITTEN,
-    DATA_OPERANDS,
-    PHYSICAL,
-    REWRITES,
-    Dense,
-    DerivedWeight,
-    ExampleGradients,
-    Examples,
-    Leave,
-    Operation,
-    Use,
-    rule,
-)
+from noisette.core import forms, vmap
+from noisette.core.forms import Operation, Use, rule
 from noisette.core.loss import CallAgainError, Loss, Microbatch, ModelBuffers, OutsideTensors
 from noisette.core.trees import Args, Keywords, leaves
-from noisette.core.vmap import (
-    CALLS_FUNCTIONS,
-    DRAWS,
-    IN_PLACE_DRAWS,
-    QUESTIONS,
-    Draws,
-    NotVectorizedError,
-    answered,
-    one_example,
-)
+from noisette.core.vmap import Draws, NotVectorizedError
 from noisette.errors import PrivacyError
 
 _LARGE = 2**26  # bytes of copies of one weight; from here on it is said, once, that each example gets one
@@ -62,7 +39,7 @@ _IS_ALL_TRUE = {torch._is_all_true, Tensor._is_all_true}  # pyright: ignore[repo
 OF_A_CONSTANT = {Tensor.new_tensor, Tensor.to, Tensor.type_as, Tensor.reshape_as}
 _REQUIRE_GRAD = {Tensor.requires_grad_, Tensor.requires_grad.__set__}  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
 _TEXTS = {Tensor.__repr__, Tensor.__format__}
-Recompute = Callable[..., Iterator[None]]  # the recorder and a checkpoint's arguments -> what stands in its place
+Recompute = Callable[..., Iterator[None]] | None  # (recorder, a checkpoint's arguments): what stands in its place
 _OPERATORS_OF_FUNCTIONS = "torch._higher_order_ops"  # within a mode these lose gradients without a word
 
 
@@ -71,7 +48,7 @@ class Recording:
     """What was recorded of a loss."""
 
     uses: list[Use] = field(default_factory=list)  # the last backward pass takes them out, so that it frees arguments
-    derived: dict[int, DerivedWeight] = field(default_factory=dict)  # by ``id`` of the derived tensor
+    derived: dict[int, forms.DerivedWeight] = field(default_factory=dict)  # by ``id`` of the derived tensor
     has_asked: bool = False  # code has taken a value out of a tensor of each example, as for a branch
 
 
@@ -112,9 +89,9 @@ def own_copies(weight: Tensor, count: int) -> Tensor:
 
 
 @rule(own_copies, operand="weight")
-def own_copies_weight(examples: Examples, dy: Tensor, weight: Tensor, count: int) -> ExampleGradients:
+def own_copies_weight(examples: forms.Examples, dy: Tensor, weight: Tensor, count: int) -> forms.ExampleGradients:
     """G_i = dy_i."""
-    return Dense(dy)
+    return forms.Dense(dy)
 
 
 @dataclass(frozen=True)
@@ -194,14 +171,12 @@ class Recorder(TorchFunctionMode):
             self.recording = recording
             self._made, self._copies, self._draws.count = now
 
-    def __torch_function__(
-        self, func: Operation, types: Sequence[type], args: Args = (), kwargs: Keywords | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Operation, types: Any, args: Args = (), kwargs: Keywords | None = None) -> Any:
         kwargs = kwargs or {}
         if self._is_physical or not self._level:
             return self._run(func, args, kwargs)
         args, kwargs = self._as_written(args, kwargs)
-        place = self._draws.place(kwargs) if func in DRAWS else None
+        place = self._draws.place(kwargs) if func in vmap.DRAWS else None
         output = self._inside(func, args, kwargs, place in self._draws.places)
         found = [tensor for tensor in outputs_of(output) if vmap.is_wrapped(tensor)]
         for tensor in found:
@@ -215,14 +190,13 @@ class Recorder(TorchFunctionMode):
     def _inside(self, func: Operation, args: Args, kwargs: Keywords, is_shared: bool) -> Any:
         """An operation inside of ``vmap``; ``is_shared``: it draws numbers for all examples."""
         if isinstance(func, HigherOrderOperator) and type(func).__module__.startswith(_OPERATORS_OF_FUNCTIONS):
-            raise RuntimeError(CALLS_FUNCTIONS)
+            raise RuntimeError(vmap.CALLS_FUNCTIONS)
         weights: dict[int, Tensor] = {}
         is_batched = is_foreign = False
         for tensor in tensors_among(args, kwargs):
             if vmap.is_wrapped(tensor):
                 is_batched = True
-                # One without a mark was made by code that is hidden from torch functions. Of one that another call has
-                # left, ``vmap`` would take the rows as those of now.
+                # Without a mark: made by code hidden from torch functions. Of another call, ``vmap`` would mix up rows.
                 if getattr(tensor, CALL, self._call) is not self._call:
                     raise kept_from_another_call(tensor)
                 setattr(tensor, CALL, self._call)
@@ -254,19 +228,19 @@ class Recorder(TorchFunctionMode):
         layout = kwargs.get("memory_format")
         if layout not in (None, torch.preserve_format) and func is not Tensor.is_contiguous:  # vmap knows no other
             kwargs = kwargs | {"memory_format": torch.contiguous_format}
-        if func in QUESTIONS and vmap.level_of(args[0]) == self._level:
+        if func in vmap.QUESTIONS and vmap.level_of(args[0]) == self._level:
             self._draws.check(args[0])
             self.recording.has_asked = True
-            return answered(func, *args)
+            return vmap.answered(func, *args)
         if func in _REQUIRE_GRAD and not is_inner:  # vmap refuses the call
             return self._own_leaf(args[0]) if self._own_weights else args[0]  # the result of weights has a gradient
-        if (leave := PHYSICAL.get(func)) and not is_inner:
-            if weights and (data := DATA_OPERANDS[func]):
+        if (leave := forms.PHYSICAL.get(func)) and not is_inner:
+            if weights and (data := forms.DATA_OPERANDS[func]):
                 args, kwargs = self._with_own_copies(func, args, kwargs, weights.keys(), data)
             output = self._leave_vmap(leave, func, args, kwargs)
             if output is not NotImplemented:
                 return output
-        if (weights or func in ALWAYS_REWRITTEN) and (rewritten := REWRITES.get(func)):
+        if (weights or func in forms.ALWAYS_REWRITTEN) and (rewritten := forms.REWRITES.get(func)):
             with self:
                 output = rewritten(*args, **kwargs)
             if output is not NotImplemented:
@@ -316,7 +290,7 @@ class Recorder(TorchFunctionMode):
 
     def _without_examples(self, func: Operation, args: Args, kwargs: Keywords, weights: Mapping[int, Tensor]) -> Any:
         """An operation on weights and constants alone, which gives another; a random one may differ by example."""
-        if func in IN_PLACE_DRAWS:
+        if func in vmap.IN_PLACE_DRAWS:
             self._check_written(args[0])
         output = self._run(func, args, kwargs)
         if not isinstance(output, Tensor):
@@ -333,7 +307,7 @@ class Recorder(TorchFunctionMode):
 
     def _shared_draw(self, func: Operation, args: Args, kwargs: Keywords) -> Any:
         """Random numbers that are the same for all examples."""
-        is_own = func in IN_PLACE_DRAWS and vmap.is_wrapped(args[0])  # each example has a tensor to write into
+        is_own = func in vmap.IN_PLACE_DRAWS and vmap.is_wrapped(args[0])  # each example has a tensor to write into
         with vmap.outside():
             target = (vmap.physical(args[0])[0].clone(),) if is_own else args[:1]
             drawn = self._run(lambda *a, **k: self._draws.shared(func, a, k), (*target, *args[1:]), kwargs)
@@ -392,7 +366,7 @@ class Recorder(TorchFunctionMode):
             return args, kwargs
         return tree_map_only(Tensor, lambda tensor: self._replaced.get(id(tensor), tensor), (args, kwargs))
 
-    def _leave_vmap(self, leave: Leave, func: Operation, args: Args, kwargs: Keywords) -> Any:
+    def _leave_vmap(self, leave: forms.Leave, func: Operation, args: Args, kwargs: Keywords) -> Any:
         """The operation on physical tensors, its outputs wrapped again."""
         level = vmap.leave_level()
         self._is_physical = True
@@ -456,7 +430,7 @@ class Recorder(TorchFunctionMode):
             elif args and id(args[0]) in self._constants:
                 del self._constants[id(args[0])]  # data may have been written into it
             return output
-        if data and (rewrite := REWRITES.get(func)):
+        if data and (rewrite := forms.REWRITES.get(func)):
             with self:
                 output = rewrite(*args, **kwargs)
             if output is not NotImplemented:
@@ -479,7 +453,7 @@ class Recorder(TorchFunctionMode):
                     self._constants[id(tensor)] = tensor
                 elif not self._is_weight(tensor):
                     self._weights[id(tensor)] = _Weight(tensor, parents, tensor._version)
-                    self.recording.derived[id(tensor)] = DerivedWeight(tensor, parents, func, args, kwargs)
+                    self.recording.derived[id(tensor)] = forms.DerivedWeight(tensor, parents, func, args, kwargs)
         return output
 
     def _is_weight(self, tensor: Tensor) -> bool:
@@ -570,22 +544,17 @@ def one_value(value: object) -> Tensor:
 
 
 def recorded(
-    function: Callable[..., Any],
-    model: TrainedModel,
-    batch: Microbatch,
-    public: Iterable[Tensor] = (),
-    recompute: Recompute | None = None,
+    code: Operation, model: TrainedModel, batch: Microbatch, public: Iterable[Tensor] = (), recompute: Recompute = None
 ) -> tuple[Any, list[Tensor | None], Recording]:
-    """Call a function that uses the model with one example, for all of them at once, and record it.
+    """Call code that uses the model with one example, for all of them at once, and record it.
 
     It is called once more where examples write into a constant that all of them share, such as ``torch.zeros(...)`` or
     a buffer, with a constant for each example; and where a random number decides a branch, with one for all. Gives what
     it returns; of each value in that the rows, (b, ...), or ``None`` where it depends on no example; and the recording.
 
-    Guarantee: no operation of torch sees two examples, and what the function writes into buffers is dropped.
+    A ``PrivacyError`` says that it cannot be vectorised, or uses a tensor from outside that is not constant.
 
-    Raises:
-        PrivacyError: the function cannot be vectorised, or uses a tensor from outside that is not constant.
+    Guarantee: no operation of torch sees two examples, and what the code writes into buffers is dropped.
     """
     own_for_each, draws, own_weights = set[int](), Draws(model.buffers.seed), False
     outside = model.outside
@@ -594,19 +563,14 @@ def recorded(
         recorder = Recorder(model, batch.count, own_for_each, draws, own_weights)
         try:
             watched = outside.watching() if outside.watches else nullcontext()
-            with (
-                watched,
-                one_example(model.module, batch, recompute and partial(recompute, recorder)) as (level, tensors),
-            ):
+            at_checkpoints = recompute and partial(recompute, recorder)
+            with watched, vmap.one_example(model.module, batch, at_checkpoints) as (level, tensors):
                 recorder.begin(level, tensors)
                 one = batch.with_tensors(tensors)
                 with recorder, model.buffers.lent(recorder.buffer):
-                    output = function(*one.args, **one.kwargs)
+                    output = code(*one.args, **one.kwargs)
                 values = [output] if isinstance(output, Tensor) else leaves(output)
-                rows = [
-                    vmap.physical(value) if isinstance(value, Tensor) and vmap.is_wrapped(value) else None
-                    for value in values
-                ]
+                rows = [vmap.physical(x) if isinstance(x, Tensor) and vmap.is_wrapped(x) else None for x in values]
             break
         except CallAgainError as error:
             batch.check_unwritten()
@@ -619,11 +583,7 @@ def recorded(
 
 
 def record_losses(
-    loss: Loss,
-    model: TrainedModel,
-    batch: Microbatch,
-    public: Iterable[Tensor] = (),
-    recompute: Recompute | None = None,
+    loss: Loss, model: TrainedModel, batch: Microbatch, public: Iterable[Tensor] = (), recompute: Recompute = None
 ) -> ForwardPass:
     """The losses of a microbatch, and the uses of the weights; every use has its examples on the first axis.
 

@@ -16,13 +16,9 @@ Keywords = dict[str, Any]
 Change = Callable[[Any], Any]
 
 
-def _no_leaf(value: Any) -> bool:
-    return False
-
-
-def leaves(value: Any, is_leaf: Callable[[Any], bool] = _no_leaf) -> list[Any]:
+def leaves(value: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
     """Every value that is no container, in a fixed order; containers for which ``is_leaf`` holds are not opened."""
-    if is_leaf is _no_leaf:  # most values of a step are tensors in tuples, and opening these is all there is to do
+    if is_leaf is None:  # most values of a step are tensors in tuples, and opening these is all there is to do
         if isinstance(value, Tensor):
             return [value]
         if type(value) in (tuple, list):
@@ -31,16 +27,16 @@ def leaves(value: Any, is_leaf: Callable[[Any], bool] = _no_leaf) -> list[Any]:
             return [leaf for part in value.values() for leaf in leaves(part)]
     found: list[Any] = []
     for leaf in tree_flatten(value, is_leaf)[0]:
-        inside = None if is_leaf(leaf) else children(leaf)
+        inside = None if is_leaf and is_leaf(leaf) else children(leaf)
         found += [leaf] if inside is None else leaves(list(inside.values()), is_leaf)
     return found
 
 
-def map_leaves(change: Change, value: Any, is_leaf: Callable[[Any], bool] = _no_leaf) -> Any:
+def map_leaves(change: Change, value: Any, is_leaf: Callable[[Any], bool] | None = None) -> Any:
     """The same containers with ``change`` applied to every value that :func:`leaves` finds."""
 
     def changed(leaf: Any) -> Any:
-        inside = None if is_leaf(leaf) else children(leaf)
+        inside = None if is_leaf and is_leaf(leaf) else children(leaf)
         if inside is None:
             return change(leaf)
         return _withchildren(leaf, {key: map_leaves(change, child, is_leaf) for key, child in inside.items()})

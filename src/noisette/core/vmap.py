@@ -2,8 +2,7 @@
 
 Inside of ``torch.func.vmap`` no operation of torch sees more than one example. A tensor of all examples is wrapped
 there: it has the shape of one example's tensor, and the tensor within, the *physical* one, has one more axis for the
-examples. A tensor that depends on no example is not wrapped. The names of ``vmap`` that are private to PyTorch are all
-in this file.
+examples. A tensor that depends on no example is not wrapped. All names of ``vmap`` private to PyTorch are in this file.
 """
 
 from __future__ import annotations
@@ -79,9 +78,7 @@ _CAUSES = {  # a part of PyTorch's message -> what it means
         (".item()", "Cannot access data pointer of Tensor"),
         "takes the value of one example as a Python number, as a branch on it, .item() or a shape from it does",
     ),
-    "data-dependent control flow": (
-        "branches on the values of an example, or on a random number; write the choice with torch.where"
-    ),
+    "data-dependent control flow": ("branches on values of an example or a random number; choose by torch.where"),
     **dict.fromkeys(
         ("Batch norm got a batched tensor", "Expected more than 1 value per channel when training"), _STATISTICS
     ),
@@ -152,9 +149,7 @@ def answered(question: Any, tensor: Tensor, *options: Any) -> Any:
         return getattr(inner, _PROPERTIES[question])
     if question in _OF_GRAPH:
         if inner.requires_grad:
-            raise NotVectorizedError(
-                f"The loss reads {_OF_GRAPH[question]} of a tensor, which has one for each example."
-            )
+            raise NotVectorizedError(f"The loss reads {_OF_GRAPH[question]} of a tensor; each example has one.")
         return None
     one = inner[0] if len(inner) else inner.new_zeros(inner.shape[1:])
     if one.numel() == 1 or question is Tensor.tolist:
@@ -175,18 +170,17 @@ DRAWS = IN_PLACE_DRAWS | {
     *(torch.bernoulli, Tensor.bernoulli, torch.multinomial, Tensor.multinomial),
 }
 DRAWN = "_noisette_drawn"  # the attribute of a tensor that follows from draws alone: the places of these
+Test = Callable[[Tensor], bool]
 
 
 @dataclass
 class Draws:
     """Random numbers that decide a branch, as whether a layer is dropped: one draw for all records of a batch.
 
-    All others are drawn for each example. Which decide a branch is known when code asks: then the loss begins anew, and
-    what is drawn at the same places in code is shared.
+    All others are drawn for each example. Once code asks, the loss begins anew and shares what the same places draw.
 
     Guarantee: which records share a draw depends on no other record. A record's own way through the code tells at which
-    places it shares, and the numbers follow from the batch's seed, which all microbatches and ranks have, and from how
-    many were shared before on that way.
+    places it shares, and the numbers follow from the batch's seed, equal on all ranks, and how many it shared before.
     """
 
     seed: int
@@ -218,18 +212,12 @@ class Draws:
         return func(*args, **keywords, generator=generator)
 
     def follow(
-        self,
-        func: Any,
-        place: Place | None,
-        args: Args,
-        keywords: Keywords,
-        outputs: Sequence[Tensor],
-        differs: Callable[[Tensor], bool],
+        self, func: Any, place: Place | None, args: Args, kwargs: Keywords, outputs: Sequence[Tensor], differs: Test
     ) -> None:
         """Note whether the outputs of an operation follow from draws alone; ``differs``: a tensor is not a constant."""
         self.any |= place is not None
         given = args[1:] if func in IN_PLACE_DRAWS else args  # what was in the first is gone
-        found = [tensor for tensor in tensors((given, keywords)) if differs(tensor)]
+        found = [tensor for tensor in tensors((given, kwargs)) if differs(tensor)]
         known: list[Any] = [getattr(tensor, DRAWN, None) for tensor in found]
         places = frozenset().union(*known, [place] if place else []) if None not in known else None
         for tensor in args[:1] if func is Tensor.__setitem__ else outputs:
@@ -269,8 +257,7 @@ def _where(traceback: TracebackType | None, model: nn.Module) -> str:
 def shared_numbers_refused() -> Iterator[None]:
     """Within it a loss is called for a whole microbatch, and must not draw from Python's or NumPy's global generator.
 
-    Numbers of torch are drawn for each example. A number of theirs would be shared by the examples of a microbatch, and
-    which ones share it would depend on the others.
+    Torch draws for each example. A number of theirs would be shared by those of a microbatch, which depend on others.
     """
     before = _states_of_python_and_numpy()
     yield
@@ -419,10 +406,7 @@ def one_example(
 ) -> Iterator[tuple[int, list[Tensor]]]:
     """Within it code computes for all examples at once; gives the level of ``vmap`` and the tensors of one example.
 
-    Guarantee: no operation of torch sees two examples.
-
-    Raises:
-        PrivacyError: the code cannot be vectorised.
+    Guarantee: no operation of torch sees two examples. Code that cannot be vectorised is a ``PrivacyError``.
     """
     with as_if_compiled(checkpoint), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "There is a performance drop")  # operations that vmap takes one by one

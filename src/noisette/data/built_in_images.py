@@ -172,8 +172,7 @@ def dead_leaves(images: int, seed: int, *, side: int = 32, channels: int = 3) ->
     """Images (images, channels, side, side) in [0, 1], float32, and the classes of what is in them.
 
     Leaves fall one after another and hide what is below. Each has a uniform colour, a uniform place and a radius with
-    a density in proportion to r^-3 within the bounds of its class: a size and a kind of leaves. The same arguments give
-    the same images; ``seed`` is public.
+    a density in proportion to r^-3 within the bounds of its class: a size and a kind of leaves. ``seed`` is public.
 
     Guarantee: the images depend on these numbers alone, so there is no record to protect.
     Source: Lee, Mumford & Huang 2001, "Occlusion models for natural images"; for learning features Baradad et al. 2021,

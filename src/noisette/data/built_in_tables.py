@@ -93,8 +93,7 @@ def ag_news(data_dir: Path | None, numbering: Numbering) -> DataSet:
 
     Inputs (n, tokens) are numbers of the first words of title and description together.
 
-    Guarantee: a record is one article. There is no guarantee for a smaller unit, such as one word, nor for a larger
-    one, such as all articles of one author.
+    Guarantee: a record is one article. There is none for a smaller unit, as one word, or a larger one, as an author.
     """
 
     def articles(path: Path) -> Part:

@@ -346,8 +346,7 @@ class Columns:
     array([[-0.5,  0. ,  0. ,  1. ,  0. ],
            [ 0. ,  1. ,  0. ,  0. ,  1. ]], dtype=float32)
 
-    Guarantee: names and number of the inputs, and what a value is mapped to, depend on the declaration alone: never on
-    another row.
+    Guarantee: names and number of inputs, and what a value is mapped to, depend on the declaration alone, on no row.
     """
 
     declared: Mapping[str, Column]

@@ -123,14 +123,13 @@ class DataSet:
             if outside := np.count_nonzero(~(np.abs(targets) <= 1)):
                 problems.append(f"{outside} targets outside -1..1")
         elif len(outside := np.flatnonzero((targets < 0) | (targets >= self.classes))):
-            problems.append(
-                f"{len(outside)} labels outside 0..{self.classes - 1}, the first at index {outside[0]}; "
-                f"correct them or the number of classes"
-            )
+            first = f"the first at index {outside[0]}; correct them or the number of classes"
+            problems.append(f"{len(outside)} labels outside 0..{self.classes - 1}, {first}")
         words = self.words if self.vectors is None else len(self.vectors)
         if words and (inputs.ndim != 2 or inputs.dtype.kind != "i"):
-            found = f"{inputs.dtype} of shape {inputs.shape}"
-            problems.append(f"inputs of type {found}; of words they are integers, (n, tokens)")
+            problems.append(
+                f"inputs of {inputs.dtype} of shape {inputs.shape}; of words they are integers, (n, tokens)"
+            )
         elif words and len(outside := np.flatnonzero(((inputs < 0) | (inputs >= words)).any(axis=1))):
             problems.append(f"{len(outside)} texts with words outside 0..{words - 1}, the first at index {outside[0]}")
         return problems
@@ -148,8 +147,7 @@ def unit_pixels(pixels: np.ndarray) -> np.ndarray:
 def hold_out(data: DataSet, share: float, key: bytes) -> DataSet:
     """The data set with each of its records held out with probability ``share``; the rest is left for training.
 
-    A keyed hash of its place in the file decides, or of its user where users are known. The key is secret and new for
-    each run.
+    A keyed hash of its place in the file decides, or of its user where users are known, by a secret key of each run.
 
     Guarantee: with a secret key drawn at random, adding or removing one record changes the training part by this record
     or not at all, so a guarantee for the training part is one for the training that :func:`noisette.data.load` read.
@@ -163,9 +161,7 @@ def hold_out(data: DataSet, share: float, key: bytes) -> DataSet:
     digests = (hashlib.blake2b(str(unit).encode("utf-8", "surrogatepass"), key=key, digest_size=8) for unit in units)
     held = np.array([int.from_bytes(digest.digest()) / 2**64 < share for digest in digests], dtype=bool)
     if held.all() or not held.any():
-        raise DataError(
-            f"{data.name} has too few records to hold out a share of {share:g}: one part is empty; change holdout"
-        )
+        raise DataError(f"{data.name} has too few records to hold out {share:g}: one part is empty; change holdout")
     size = max(1, round(data.declared_size * (1 - share)))
     return replace(data, train=_part(data.train, ~held), test=_part(data.train, held), declared_size=size)
 

@@ -163,10 +163,8 @@ def _frame(path: Path, *, names_alone: bool) -> list[list[str]]:
             frame = pandas.read_parquet(path, engine="pyarrow", dtype_backend="pyarrow")
             names = list(map(str, frame.columns))
     except ImportError as error:
-        needed = "openpyxl" if kind == ".xlsx" else "pyarrow"
-        raise DataError(
-            f"{path}: {kind} is read by {needed}: pip install 'noisette[tables]', or write a CSV"
-        ) from error
+        by = "openpyxl" if kind == ".xlsx" else "pyarrow"
+        raise DataError(f"{path}: {kind} is read by {by}: pip install 'noisette[tables]', or write a CSV") from error
     except Exception as error:  # of any kind, and it may quote the file
         raise DataError(f"{path} is no {kind} file that can be read; write or copy it again") from error
     columns = [column.astype(object).where(column.notna(), None).map(text_of) for _, column in frame.items()]
@@ -194,13 +192,10 @@ def _check_names(path: Path, header: Sequence[str]) -> None:
             f"{path}: the first line must name the columns; its field {wrong[0] + 1} is a number. Add a line of names, "
             "or begin the name with a letter"
         )
-    for place, name in enumerate(header):
-        if not name or name in header[:place]:
+    for k, name in enumerate(header):
+        if not name or name in header[:k]:
             fault = f"that of column {header.index(name) + 1}" if name else "none"
-            raise DataError(
-                f"{path}: the first line, the header, must give each column a different name; column {place + 1} has "
-                f"{fault}"
-            )
+            raise DataError(f"{path}: the header must give each column a different name; column {k + 1} has {fault}")
 
 
 def read_set(path: Path, declaration: Declaration) -> DataSet:
@@ -296,11 +291,8 @@ def _plain(column: Sequence[str], declaration: Declaration, words: Sequence[str]
 
 def _problems(name: str, column: Sequence[str], bad: np.ndarray, *, problem: str, by: str = "") -> list[str]:
     """One line for the rows of the mask ``bad`` whose value is missing, and one for those whose value is invalid."""
-    absent = missing(column)
-    lines = (
-        (bad & absent, "a value is missing", f"; fill it in or leave the row out{by}"),
-        (bad & ~absent, problem, ""),
-    )
+    absent, way_out = missing(column), f"; fill it in or leave the row out{by}"
+    lines = ((bad & absent, "a value is missing", way_out), (bad & ~absent, problem, ""))
     return [
         f"column {name!r}: {problem} {in_rows(np.flatnonzero(rows).tolist())}{way_out}"
         for rows, problem, way_out in lines

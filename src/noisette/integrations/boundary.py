@@ -62,7 +62,7 @@ class Boundary:
     def __init__(self, clip: PerExampleClip, optimizer: Optimizer, *, mean: bool) -> None:
         self._clip = clip
         self._mean = mean
-        self._run: PrivateRun | None = None
+        self.run: PrivateRun | None = None  # once it has begun
         self._batch = 0
         self._left = 0  # records of the batch that no piece before this one has held
         self._piece: list[RecordedCall] = []  # the calls at which gradients have arrived
@@ -75,9 +75,6 @@ class Boundary:
         uncompiled: Any = torch.compiler.disable(before_step)
         self._hook = optimizer.register_step_pre_hook(uncompiled)
 
-    def begin(self, run: PrivateRun) -> None:
-        self._run = run
-
     def begin_batch(self, records: int) -> None:
         self._batch, self._left, self._piece = self._batch + 1, records, []
 
@@ -88,7 +85,7 @@ class Boundary:
         are in a step, what requires gradients by itself, such as the images of a generator, gets them through the
         released weights.
         """
-        run, model = self._run, self._clip.model
+        run, model = self.run, self._clip.model
         if run is None or not run.steps_left or not model.training or not torch.is_grad_enabled():
             return model(*args, **kwargs)
         if not self._left and any(tensor.requires_grad for tensor in tensors((args, kwargs))):
@@ -110,7 +107,7 @@ class Boundary:
 
     def close(self) -> None:
         self._hook.remove()
-        self._run = None
+        self.run = None
 
     def arrived(self, call: RecordedCall, batch: int, gradients: Sequence[Tensor | None]) -> None:
         """A backward pass has brought these gradients to the outputs of a call, of which each record has a row."""
@@ -141,9 +138,9 @@ class Boundary:
             run.accumulate_recorded(piece, piece[0].count if self._mean else 1)
 
     def _before_step(self) -> None:
-        if self._run is None:
+        if self.run is None:
             return
-        self._end_piece(self._run)
+        self._end_piece(self.run)
         if self._left:
             raise PrivacyError(
                 f"backward passes have brought no gradient of {self._left} records of this batch: each record is a row "

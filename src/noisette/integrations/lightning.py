@@ -200,7 +200,6 @@ class PrivateHooks(_Module):
             super().print(*args, **kwargs)
 
     # The numbers of steps are no batch that a hook of the user's could change
-
     def _on_before_batch_transfer(self, batch: Any, **where: Any) -> Any:
         return batch if isinstance(batch, Step) else super()._on_before_batch_transfer(batch, **where)
 
@@ -344,17 +343,6 @@ def problems_of_loader(loader: Any) -> Iterator[str]:
         yield f"the training loader has a {type(at).__name__}: batches are Poisson samples; leave the sampler out"
 
 
-def facts_of(run: PrivateRun, dataset: Any, declared: Mapping[str, float | None]) -> dict[str, Any]:
-    """What a checkpoint says of a run with a ledger on disk, whose records have a fingerprint beside it."""
-    assert run.ledger.path is not None
-    folder = _fingerprint_of(run.ledger.path, run.terms.run)
-    if run.steps_left and not folder.is_dir():
-        folder.mkdir(parents=True)
-        Fingerprint.of(dataset).write(folder)
-    facts = run.saved(folder, learned={}, extras={}).facts()
-    return facts | {"ledger": str(run.ledger.path.resolve()), _DECLARED: dict(declared)}
-
-
 def _fingerprint_of(ledger: Path, run: str) -> Path:
     return ledger.parent / "private-run" / run  # while the run is unfinished
 
@@ -455,7 +443,7 @@ class LightningRun:
             raise
         self._run, self._saved, self._told, self.boundary = run, None, self._numbers(trainer), boundary
         if boundary is not None:
-            boundary.begin(run)
+            boundary.run = run
             for each in trainer.strategy._lightning_optimizers:
                 each.step = partial(_step, each)
         self._batches = run.batches(to=module.device)
@@ -578,9 +566,15 @@ class LightningRun:
         return True
 
     def facts(self) -> dict[str, Any] | None:
+        """What a checkpoint says of the run, whose records have a fingerprint beside the ledger."""
         if (run := self._run) is None or run.ledger.path is None:  # another rank writes the checkpoint
             return self._last
-        return facts_of(run, self._loader.dataset, self._told)
+        folder = _fingerprint_of(run.ledger.path, run.terms.run)
+        if run.steps_left and not folder.is_dir():
+            folder.mkdir(parents=True)
+            Fingerprint.of(self._loader.dataset).write(folder)
+        facts = run.saved(folder, learned={}, extras={}).facts()
+        return facts | {"ledger": str(run.ledger.path.resolve()), _DECLARED: dict(self._told)}
 
     def close(self) -> None:
         if (run := self._run) is None:

@@ -120,7 +120,7 @@ class PrivacyEngine:
         except BaseException:
             boundary.close()
             raise
-        boundary.begin(run)
+        boundary.run = run
         named = {"noise_multiplier": run.noise_multiplier, "max_grad_norm": max_grad_norm}
         vars(optimizer).update(named, expected_batch_size=batch_size)
         model, loader = PrivateModule(run.bound.model, boundary), PoissonLoader(run, optimizer, boundary, data_loader)
@@ -156,11 +156,7 @@ class PrivacyEngine:
 
 
 class PrivateModule(nn.Module):
-    """The model of a private loop, behind the :class:`~noisette.integrations.boundary.Boundary` at its outputs.
-
-    A number of each row, such as its loss, comes back as their mean, or with ``loss_reduction="sum"`` as their sum. In
-    ``eval`` mode, under ``torch.no_grad`` and after the last step it is the model itself.
-    """
+    """The model of a private loop, called by :meth:`noisette.integrations.boundary.Boundary.call`."""
 
     def __init__(self, module: nn.Module, boundary: Boundary) -> None:
         super().__init__()

@@ -6,7 +6,7 @@ import math
 import textwrap
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -24,7 +24,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from noisette import errors as checks
 from noisette.accounting import Ledger
-from noisette.accounting.calibrate import SEE_PLAN
+from noisette.accounting.calibrate import SEE_PLAN, check_ranges
 from noisette.data.columns import Columns, Date, Number
 from noisette.data.dataset import refuse
 from noisette.errors import plain
@@ -45,8 +45,6 @@ _WAYS_OUT = {
     "classes": "classes=[...], all labels that are possible",
     "target_bounds": "target_bounds=(low, high): targets outside count as the nearer bound",
 }
-
-
 _FORMS = {  # what scikit-learn says of rows, with their values, and what is said instead
     "could not convert string": "X holds texts, where numbers were expected; declare columns= with their categories, "
     "or encode them with OneHotEncoder(categories=...)",
@@ -54,33 +52,6 @@ _FORMS = {  # what scikit-learn says of rows, with their values, and what is sai
     "Expected 2D array": "Expected 2D array. Reshape your data: X.reshape(-1, 1) if it has one feature, "
     "X.reshape(1, -1) if it is one row",
 }
-
-
-@dataclass
-class Declarations:
-    """Gathers what is declared; what is not is read from the rows, where that is permitted, and noted."""
-
-    may_read: bool
-    read: list[str] = field(default_factory=list)  # the names of what was read from the rows
-    missing: list[str] = field(default_factory=list)
-
-    def given(self, name: str, declared: Any, from_rows: Callable[[], Any]) -> Any:
-        """The declaration of this name, or what the rows say, or ``None``, for which :meth:`refuse_missing` raises."""
-        if declared is not None:
-            return declared
-        (self.read if self.may_read else self.missing).append(name)
-        return from_rows() if self.may_read else None
-
-    def refuse_missing(self) -> None:
-        if self.missing:
-            raise ValueError(
-                f"not declared: {', '.join(self.missing)}. What is learnt from the rows without noise is not covered "
-                f"by epsilon, so declare it: {'; '.join(_WAYS_OUT[name] for name in self.missing)}. Where the rows "
-                "themselves may tell it, as in a trial on public data, set undeclared_from_rows=True: the statement in "
-                "privacy_ then says what is not covered"
-            )
-
-
 Pair = tuple[Any, Any]
 
 
@@ -166,26 +137,18 @@ def _warn_of_noise(run: PrivateRun, batch_size: int, weights: int) -> None:
         )
 
 
-def _statement(run: PrivateRun, epsilon: float, delta: float, size: int, norm: float, from_rows: Sequence[str]) -> str:
-    paragraphs = [
-        f"The fitted weights are (epsilon, delta)-differentially private with epsilon = {epsilon:.4g} and delta "
-        f"= {delta:.2g}. Relation: {run.event.relation}; one record is one row. Epsilon covers everything in "
-        "the ledger of the fit.",
-        f"{run.steps} steps of DP-SGD: each row enters the batch of a step with probability "
-        f"{run.sampling_rate:.4g}, its gradient is clipped to norm {norm:g}, the sum gets Gaussian noise of "
-        f"standard deviation {norm * run.noise_multiplier:.4g} and is divided by {run.expected_batch_size:,.0f}, a "
-        f"constant. Accountant: {run.accountant.name}. Declared size: {size:,} rows.",
-        "Not covered: transformers that were fitted to the same rows, such as a scaler in the same pipeline; other "
-        "fits that do not share this ledger; choosing among several fits by a score on private rows; people with "
-        "several rows; running time; and what predict returns about the rows that it is given.",
-    ]
-    if from_rows:
-        paragraphs.insert(
-            0,
-            f"Read from the rows and NOT covered by epsilon: {', '.join(from_rows)} (undeclared_from_rows=True). For "
-            "the guarantee below to hold for private rows, these must be public; declare them.",
-        )
-    return "\n\n".join(textwrap.fill(paragraph, _WIDTH) for paragraph in paragraphs) + "\n"
+def _statement(run: PrivateRun, delta: float, from_rows: Sequence[str]) -> str:
+    """The statement of the run, before it what was read from the rows, and after it what a fit does not cover."""
+    read = (
+        f"Read from the rows and NOT covered by epsilon: {', '.join(from_rows)} (undeclared_from_rows=True). For the "
+        "guarantee below to hold for private rows, these must be public; declare them."
+    )
+    others = (
+        "Not covered either: transformers that were fitted to the same rows, such as a scaler in the same pipeline; "
+        "choosing among several fits by a score on private rows; what predict returns about the rows that it is given."
+    )
+    before = textwrap.fill(read, _WIDTH) + "\n\n" if from_rows else ""
+    return f"{before}{run.statement(delta)}\n{textwrap.fill(others, _WIDTH)}\n"
 
 
 @dataclass(eq=False, repr=False)
@@ -207,6 +170,7 @@ class PrivateEstimator(BaseEstimator):
     random_state: Any = None
     undeclared_from_rows: bool = False
 
+    _declared: ClassVar[tuple[str, ...]] = ()  # what is read from the rows unless it is given
     _curvature: ClassVar[float | None] = None  # of the loss
 
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
@@ -216,13 +180,28 @@ class PrivateEstimator(BaseEstimator):
         """
         before = dict(vars(self))
         try:
-            return self._fit_checked(*self._validated(X, y), Declarations(self.undeclared_from_rows))
+            rows, targets = self._validated(X, y)
+            self.read_from_rows_ = self._undeclared()
+            return self._fit_checked(rows, targets)
         except BaseException:
             vars(self).clear()
             vars(self).update(before)
             raise
 
-    def _fit_checked(self, X: Any, y: np.ndarray, declared: Declarations) -> Self:  # noqa: N803
+    def _undeclared(self) -> tuple[str, ...]:
+        """The names of what is read from the rows, where that is permitted, because it is not declared."""
+        asked = [name for name in self._declared if name != "bounds" or self.columns is None]
+        missing = [name for name in asked if getattr(self, name) is None]
+        if missing and not self.undeclared_from_rows:
+            raise ValueError(
+                f"not declared: {', '.join(missing)}. What is learnt from the rows without noise is not covered by "
+                f"epsilon, so declare it: {'; '.join(_WAYS_OUT[name] for name in missing)}. Where the rows themselves "
+                "may tell it, as in a trial on public data, set undeclared_from_rows=True: the statement in privacy_ "
+                "then says what is not covered"
+            )
+        return tuple(missing)
+
+    def _fit_checked(self, X: Any, y: np.ndarray) -> Self:  # noqa: N803
         raise NotImplementedError
 
     def _validated(self, X: Any, y: Any) -> tuple[Any, np.ndarray]:  # noqa: N803
@@ -249,21 +228,17 @@ class PrivateEstimator(BaseEstimator):
         check_consistent_length(*(X.values() if isinstance(X, Mapping) else [X]), targets)
         return X, targets
 
-    def _fit(self, X: Any, targets: Tensor, outputs: int, loss: Loss, declared: Declarations) -> Self:  # noqa: N803
-        """Fit a model with so many outputs to checked rows; everything but bounds and size was declared before."""
-        size = plain(declared.given("size", self.size, lambda: len(targets)))
-        bounds = declared.given("bounds", self.bounds, lambda: bounds_of_rows(X)) if self.columns is None else None
-        declared.refuse_missing()
+    def _fit(self, X: Any, targets: Tensor, outputs: int, loss: Loss) -> Self:  # noqa: N803
+        """Fit a model with so many outputs to checked rows."""
+        size = len(targets) if self.size is None else plain(self.size)
+        bounds = bounds_of_rows(X) if "bounds" in self.read_from_rows_ else self.bounds
         batch_size, knots, hidden = plain(self.batch_size), plain(self.n_knots), plain(self.hidden_layer_sizes)
         hidden = (hidden,) if isinstance(hidden, int) else tuple(map(plain, hidden))
         checks.all_of(
-            lambda: checks.count(size=size),
             lambda: checks.positive(epsilon=self.epsilon),
-            lambda: self.delta is None or checks.open_fraction(delta=self.delta),
+            lambda: check_ranges(size=size, delta=self.delta, epochs=self.epochs, batch_size=batch_size),
             lambda: knots is None or checks.whole(n_knots=knots),
             lambda: checks.count(**{f"hidden_layer_sizes[{k}]": units for k, units in enumerate(hidden)}),
-            lambda: self.epochs is None or checks.positive(epochs=self.epochs),
-            lambda: batch_size is None or checks.count(batch_size=batch_size),
             lambda: self.learning_rate is None or checks.positive(learning_rate=self.learning_rate),
             lambda: self._note_bounds(bounds, X),
         )
@@ -305,9 +280,8 @@ class PrivateEstimator(BaseEstimator):
             _warn_of_noise(run, self.batch_size_, weights)
             self.model_ = nn.Sequential(fixed, _train(run, model, fixed, loss))
             self.epsilon_ = run.epsilon(delta=self.delta_)
+            self.privacy_ = _statement(run, self.delta_, self.read_from_rows_)
         self.noise_multiplier_, self.n_iter_ = run.noise_multiplier, run.steps
-        self.read_from_rows_ = tuple(declared.read)
-        self.privacy_ = _statement(run, self.epsilon_, self.delta_, size, norm, declared.read)
         return self
 
     def _note_bounds(self, bounds: Any, X: Any) -> None:  # noqa: N803
@@ -415,20 +389,17 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
     _: KW_ONLY
     classes: Sequence[Any] | int | None = None
     class_weight: Mapping[Any, float] | None = None
+    _declared = ("classes", "size", "bounds")
 
-    def _fit_checked(self, X: Any, y: np.ndarray, declared: Declarations) -> Self:  # noqa: N803
+    def _fit_checked(self, X: Any, y: np.ndarray) -> Self:  # noqa: N803
         check_classification_targets(y)
-        labels = declared.given("classes", self.classes, lambda: unique_labels(y))
-        codes, outputs, weights = torch.zeros(len(y), dtype=torch.int64), 1, None
-        if labels is not None:
-            self.classes_ = _declared_labels(labels)
-            codes, outputs = _codes(self.classes_, y), len(self.classes_)
-            weights = None if self.class_weight is None else _weights(self.class_weight, self.classes_)
+        self.classes_ = _declared_labels(unique_labels(y) if self.classes is None else self.classes)
+        weights = None if self.class_weight is None else _weights(self.class_weight, self.classes_)
 
         def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
             return F.cross_entropy(model(x), y, weights, reduction="sum")
 
-        return self._fit(X, codes, outputs, loss, declared)
+        return self._fit(X, _codes(self.classes_, y), len(self.classes_), loss)
 
     def predict_proba(self, X: Any) -> np.ndarray:  # noqa: N803
         """The probability of each class in the order of ``classes_``, shape (n, classes)."""
@@ -498,19 +469,18 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):
 
     _: KW_ONLY
     target_bounds: Pair | None = None
+    _declared = ("target_bounds", "size", "bounds")
     _curvature = 2.0  # of a linear model whose inputs are a row of norm one and a one for the bias
 
-    def _fit_checked(self, X: Any, y: np.ndarray, declared: Declarations) -> Self:  # noqa: N803
-        pair = declared.given("target_bounds", self.target_bounds, lambda: bounds_of_rows(y))
-        scaled = np.zeros(len(y))
-        if pair is not None:
-            low, high = self.target_bounds_ = feature_bounds(pair, None, 1, "target_bounds")[:, 0]
-            scaled = 2 * (np.clip(y, low, high) - low) / (high - low) - 1
+    def _fit_checked(self, X: Any, y: np.ndarray) -> Self:  # noqa: N803
+        pair = bounds_of_rows(y) if self.target_bounds is None else self.target_bounds
+        low, high = self.target_bounds_ = feature_bounds(pair, None, 1, "target_bounds")[:, 0]
+        scaled = 2 * (np.clip(y, low, high) - low) / (high - low) - 1
 
         def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
             return (model(x)[:, 0] - y).square() / 2
 
-        return self._fit(X, torch.as_tensor(scaled, dtype=torch.float32), 1, loss, declared)
+        return self._fit(X, torch.as_tensor(scaled, dtype=torch.float32), 1, loss)
 
     def predict(self, X: Any) -> np.ndarray:  # noqa: N803
         """The prediction for each row, within ``target_bounds``, shape (n,)."""

@@ -1,7 +1,6 @@
 """Hugging Face's ``Trainer`` with differential privacy: texts are padded alone, and no loss is logged.
 
-Each record is collated alone, then padded to the bucket of its own length. Which fields are padded is decided by their
-names and by the kind of model, which are public, never by the lengths that are met in the records.
+Which fields are padded is decided by their names and the kind of model, never by the lengths met in the records.
 """
 
 from __future__ import annotations
@@ -496,8 +495,7 @@ class PrivateTrainer(Trainer):
             self.log({"learning_rate": self._get_learning_rate(), "epsilon": self._epsilon(run)})
         if self.control.should_evaluate:
             self.control.should_evaluate = False
-            metrics = self._evaluate(None, None)
-            is_best = self._determine_best_metric(metrics, trial=None)
+            is_best = self._determine_best_metric(self._evaluate(None, None), trial=None)
             if self.args.save_strategy == "best":
                 self.control.should_save = is_best
             self.model.train()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
@@ -44,8 +44,8 @@ def score_clipping(rule: ClippingRule | None) -> Group:
     group, *others = [Group(("scores",), math.inf)] if rule is None else rule.groups(["scores"])
     if others or group.count is not None:
         raise ValueError(
-            "logit clipping needs a rule with one constant clipping norm, such as FlatClipping(0.1), got "
-            f"{type(rule).__name__}"
+            "logit clipping needs a rule with one constant clipping norm, as FlatClipping(0.1), "
+            f"got {type(rule).__name__}"
         )
     return group
 
@@ -62,24 +62,20 @@ _STEP_SIZE = 0.3  # relative to the norm of the variable
 _ROUNDING = 2.0**-13
 
 
-def check_stated_bounds(
-    model: nn.Module, shape: tuple[int, ...], limit: float, sensitivities: Mapping[str, float]
-) -> None:
+def check_stated_bounds(model: nn.Module, shape: Sequence[int], limit: float, stated: Mapping[str, float]) -> None:
     """Raise PrivacyError if a search finds an example that exceeds its bound, in models with modules of the user's."""
     kinds = {type(module) for module in model.modules()}
     own = sorted(kind.__name__ for kind in kinds if kind.__module__.partition(".")[0] not in ("torch", "noisette"))
-    if own and (ratio := largest_gradient_ratio(model, shape, limit, sensitivities)) > 1 + _ROUNDING:
+    if own and (ratio := largest_gradient_ratio(model, shape, limit, stated)) > 1 + _ROUNDING:
         raise PrivacyError(
             f"an example was found whose gradient is {ratio:.4g} times its bound. Bounds of your own modules "
             f"({', '.join(own)}) do not hold: correct their bound_forward and bound_backward"
         )
 
 
-def largest_gradient_ratio(
-    model: nn.Module, shape: tuple[int, ...], limit: float, sensitivities: Mapping[str, float]
-) -> float:
+def largest_gradient_ratio(model: nn.Module, shape: Sequence[int], limit: float, stated: Mapping[str, float]) -> float:
     """The largest ratio of a gradient norm to its bound that a search finds; ``limit`` is that at the scores."""
-    parameters, bounds = [model.get_parameter(name) for name in sensitivities], list(sensitivities.values())
+    parameters, bounds = [model.get_parameter(name) for name in stated], list(stated.values())
     largest = 0.0
     with torch.random.fork_rng(), torch.enable_grad(), ModelBuffers(model).lent():
         torch.manual_seed(0)
@@ -124,9 +120,7 @@ class LossWatch(TorchFunctionMode):
         self._known[id(copy)] = copy
         return copy
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         for tensor in tensors_among(args, kwargs):
             if is_wrapped(tensor):
@@ -209,9 +203,7 @@ def gradient_at_scores(losses: Tensor, calls: list[ModelCall], parameters: Mappi
     Losses that depend on no call, on several, or on a parameter otherwise than through the scores, are a PrivacyError.
     """
     if not calls:
-        raise PrivacyError(
-            "the losses do not come from a call of the model: call it in the loss, with gradients enabled"
-        )
+        raise PrivacyError("the losses do not come from a call of the model: call it in the loss, gradients enabled")
     sources = [*parameters.values(), *(call.leaf for call in calls)]
     found = torch.autograd.grad(losses.sum(), sources, allow_unused=True) if losses.requires_grad else [None]
     *others, last = found
@@ -244,9 +236,7 @@ def _check_precision(output: Any) -> None:
     if torch.is_autocast_enabled(output.device.type):
         raise PrivacyError("rounding under autocast exceeds the slack of the bounds; call the model outside of it")
     if output.is_cuda and torch.backends.cuda.matmul.allow_tf32:
-        raise PrivacyError(
-            "rounding in TF32 exceeds the slack of the bounds; set torch.backends.cuda.matmul.allow_tf32 = False"
-        )
+        raise PrivacyError("TF32 rounds beyond the bounds' slack; set torch.backends.cuda.matmul.allow_tf32 = False")
 
 
 def _check_shapes(shape: tuple[int, ...], arguments: list[Any], scores: Tensor) -> None:
@@ -273,18 +263,15 @@ def _level_of(scores: Tensor) -> int:
         raise PrivacyError("the scores do not depend on the example: call the model with the loss's own arguments")
     if not vmap.is_batched(scores) or vmap.is_wrapped(vmap.physical(scores)):
         raise PrivacyError(
-            "the model was called inside of another vmap or another transformation of torch.func; call it with one "
-            "example, outside of it"
+            "the model was called inside of another vmap or transform of torch.func; call it with one example outside"
         )
     return vmap.level_of(scores)
 
 
 class LipschitzLoss(Protocol):
-    """A loss with a known Lipschitz constant."""
+    """A loss with a bound on the norm of one example's gradient at its scores, also if their norm has a bound."""
 
-    def lipschitz(self, logit_bound: float | None = None) -> float:
-        """Bound on the norm of one example's gradient at its scores, if their norm has this bound."""
-        ...
+    def lipschitz(self, logit_bound: float | None = None) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -305,20 +292,16 @@ class LipschitzBound:
     back onto their sets after each step. Nothing is attached to the model between calls of :meth:`accumulate`.
 
     Args:
-        model: layers of ``noisette.nn.lipschitz`` and torch modules that have a bound, with a ``BoundedInput`` in front
-            of the first layer that trains.
-        loss: of ``noisette.nn.lipschitz``; gradients of the loss that is trained are scaled down to its Lipschitz
-            constant.
+        model: layers of ``noisette.nn.lipschitz`` or bounded ones of torch, a ``BoundedInput`` before those that train.
+        loss: of ``noisette.nn.lipschitz``; gradients of the trained loss are scaled down to its Lipschitz constant.
         input_shape: of one example, without the batch axis; bounds depend on it, so others are refused.
         logit_clipping: clips each example's gradient at the scores below that constant: ``FlatClipping(C)``.
         slack: relative increase of every sensitivity that covers rounding errors.
 
     Guarantee: adding or removing one example changes each sum by at most its bound, for every input and every label,
     provided that the bounds stated by the user's own modules hold; a short search for a counterexample is made here.
+    Without a bound of each trainable parameter, or with such an example, that is a ``PrivacyError``.
     Source: Bethune et al. 2024, algorithms 1 and 2.
-
-    Raises:
-        PrivacyError: a trainable parameter has no bound, or an example exceeds what a module of the user's states.
 
     >>> from noisette.nn.lipschitz import BoundedInput, SpectralLinear, TauCrossEntropy
     >>> model = nn.Sequential(BoundedInput(2.0), SpectralLinear(4, 3))
@@ -341,8 +324,7 @@ class LipschitzBound:
         self.model = model = self._unwrapped.module
         if any(map(is_sharded, model.parameters())):
             raise PrivacyError(
-                "the weights of a Lipschitz network are projected as whole matrices, so they cannot be sharded; give "
-                "each rank the whole model"
+                "weights of Lipschitz networks are projected whole, so not sharded: give each rank the whole model"
             )
         self.loss = loss
         self.input_shape = tuple(input_shape)  # of one example, without the batch axis
@@ -374,9 +356,8 @@ class LipschitzBound:
             )
         if infinite := [name for name, p in self.parameters.items() if not found[p] < math.inf]:
             raise PrivacyError(
-                f"no finite sensitivity is known for {', '.join(infinite)}: put a "
-                "noisette.nn.lipschitz.BoundedInput in front of the first module that trains, and only modules with a "
-                "bound behind it"
+                f"no finite sensitivity for {', '.join(infinite)}: put a noisette.nn.lipschitz.BoundedInput in front "
+                "of the first module that trains, and only modules with a bound behind it"
             )
         return {name: found[p] * (1 + self.slack) for name, p in self.parameters.items()}
 
@@ -402,18 +383,14 @@ class LipschitzBound:
         self._buffers.begin_batch(seed)
 
     def end_batch(self) -> list[str]:
-        """Put back the buffers that were written since the batch began; give their names."""
         return self._buffers.end_batch()
 
     def accumulate(self, loss: Loss, *batch: Any, public: Iterable[Tensor] = (), **keywords: Any) -> None:
         """Add the gradients of these examples to the pending sums, from the loss of one example.
 
         As :meth:`noisette.PrivateRun.accumulate`, but the loss is computed from the scores of its last call of the
-        model, whose hooks do not run.
-
-        Raises:
-            PrivacyError: arguments or loss are not of this kind, the loss uses a tensor from outside that changes, or
-                weights or bounds have changed since the first microbatch.
+        model, whose hooks do not run. A ``PrivacyError`` says that arguments or loss are not of this kind, the loss
+        uses a tensor from outside that changes, or weights or bounds have changed since the first microbatch.
         """
         self.add(loss, Microbatch(batch, keywords), tuple(public))
 
@@ -489,9 +466,7 @@ class LipschitzBound:
     def after_step(self) -> None:
         """Project the weights onto their sets."""
         if half := [name for name, p in self.parameters.items() if p.dtype.itemsize < 4]:
-            raise PrivacyError(
-                f"{', '.join(half)}: rounding in half precision exceeds the slack of the bounds; call model.float()"
-            )
+            raise PrivacyError(f"{', '.join(half)}: half precision rounds beyond the bounds' slack; call model.float()")
         project(self.model)
         self._projected = weight_fingerprint(self.model)
 
@@ -530,6 +505,5 @@ class LipschitzBound:
     def _refuse_changed_weights(self) -> None:
         if self._projected != weight_fingerprint(self.model):
             raise PrivacyError(
-                "the weights were changed within a batch, but the bounds of a batch are those of the weights at its "
-                "start. Change weights between batches"
+                "weights were changed within a batch, whose bounds are those at its start: change them between batches"
             )

@@ -27,9 +27,7 @@ ORTHOGONAL = Orthogonal()
 def refuse_batch_axis(dims: Iterable[int]) -> None:
     """Raise ValueError if an axis is 0, along which an operation would mix examples."""
     if 0 in dims:
-        raise ValueError(
-            "axis 0 holds the examples of a batch, which must not mix; give an axis of one example, from 1"
-        )
+        raise ValueError("axis 0 holds the examples of a batch, which must not mix; give one of an example, from 1")
 
 
 def example_axis(dim: int, shape: Shape) -> int:
@@ -145,8 +143,7 @@ class SpectralConv2d(Constrained):
     ``weight``, reshaped to one row per output channel, has a spectral norm of at most one. The kernel is ``weight``
     divided by the root of the largest number of windows with one pixel in common, counted for the size of each input.
 
-    Guarantee: as for :class:`SpectralLinear`, because the norm of all patches together is at most that square root
-    times the norm of the image.
+    Guarantee: as for :class:`SpectralLinear`, as the norm of all patches is at most that root times the image's.
     Source: Bethune et al. 2024, appendix (reshaped kernel orthogonalisation), with the largest number of windows per
     pixel instead of the mean number, which is too small in the middle of an image.
 
@@ -189,9 +186,7 @@ class SpectralConv2d(Constrained):
     def output_shape(self, shape: Shape) -> Shape:
         channels = self.weight.shape[1]
         if len(shape) != 3 or shape[0] != channels:
-            raise ValueError(
-                f"the convolution takes {channels} input channels (channels, height, width), got shape {shape}"
-            )
+            raise ValueError(f"the convolution takes {channels} channels, (channels, height, width), got shape {shape}")
         return (len(self.weight), *self._outputs((shape[1], shape[2])))
 
     def _outputs(self, size: Pair) -> Pair:
@@ -222,11 +217,9 @@ _NO_DIRECTION = 1e-30  # in units of the radius: a shorter example is too close 
 class BoundedInput(Shown):
     """Scales each example down to a Euclidean norm of at most ``x0``, over all its elements.
 
-    It is the first layer of a model; it may stand inside too, as behind a bias. An example with an element that is not
-    finite becomes zeros.
+    It is the first layer of a model, or inside, as behind a bias. An example with a non-finite element becomes zeros.
 
-    Guarantee: ``x0`` must be a public constant. A maximum, mean or standard deviation of the private examples would
-    disclose information about them.
+    Guarantee: ``x0`` must be a public constant. A maximum, mean or deviation of private examples would disclose them.
 
     >>> BoundedInput(x0=5.0)(torch.tensor([[6.0, 8.0], [0.3, 0.4], [math.nan, 1.0]])).tolist()
     [[3.0, 4.0], [0.30000001192092896, 0.4000000059604645], [0.0, 0.0]]
@@ -273,8 +266,7 @@ def _divide(x: Tensor, divisors: Tensor, keep: Tensor) -> Tensor:
     """Each example divided by its own divisor, shape (b,); zeros where ``keep`` is false or the divisor not finite."""
     keep = keep & divisors.isfinite()
     rows = (len(x), *[1] * (x.dim() - 1))
-    # A division, because the reciprocal of a large number loses digits. A divisor beyond the range of x.dtype becomes
-    # infinite and gives zeros.
+    # A division, as the reciprocal of a large number loses digits. Divisors beyond x.dtype are infinite and give zeros.
     quotients = x / torch.where(keep, divisors, 1.0).to(x.dtype).view(rows)
     return torch.where(keep.view(rows), quotients, 0.0)
 
@@ -363,12 +355,8 @@ class MixerBlock(nn.Module):
 def _mlp(width: int, projection: Projection) -> nn.Sequential:
     """Two linear layers over the last axis with the activation and the centring between them."""
     hidden = width + width % 2
-    return nn.Sequential(
-        SpectralLinear(width, hidden, projection),
-        GroupSort2(dim=-1),
-        LayerCentering(-1),
-        SpectralLinear(hidden, width, projection),
-    )
+    first, last = SpectralLinear(width, hidden, projection), SpectralLinear(hidden, width, projection)
+    return nn.Sequential(first, GroupSort2(dim=-1), LayerCentering(-1), last)
 
 
 def _transposed(x: NormBound) -> NormBound:
@@ -398,9 +386,7 @@ def one_or_nan(known: Tensor, scores: Tensor) -> Tensor:
 
 def _check_one_per_example(scores: Tensor, targets: Tensor) -> None:
     if targets.shape != scores.shape[:1]:
-        raise ValueError(
-            f"expected one target for each of {len(scores)} examples, got targets of shape {tuple(targets.shape)}"
-        )
+        raise ValueError(f"expected one target for each of {len(scores)} examples, got shape {tuple(targets.shape)}")
 
 
 def single_score(scores: Tensor) -> Tensor:

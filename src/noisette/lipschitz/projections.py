@@ -31,8 +31,7 @@ def residual_bound(matrices: Tensor) -> Tensor:
     """
     tall = (matrices if matrices.shape[-2] >= matrices.shape[-1] else matrices.mT).double()
     gram = tall.mT @ tall
-    # An entry of A'A sums n products: its error is at most n eps |a||b|. Over all entries that is n eps ||A||_F^2,
-    # which is n eps times the trace of A'A.
+    # An entry of A'A sums n products: its error is at most n eps |a||b|; over all entries n eps times the trace of A'A.
     rounding = tall.shape[-2] * _EPS * gram.diagonal(dim1=-2, dim2=-1).sum(-1)
     gram.diagonal(dim1=-2, dim2=-1).sub_(1)
     return torch.sqrt(1 + torch.linalg.matrix_norm(gram) + rounding)
@@ -95,8 +94,7 @@ class FrobeniusBall:
         _require_finite(matrices)
         norms = frobenius_bound(matrices)
         excess = norms / self.radius
-        # Rounding may leave a result slightly above the radius. Dividing it again in every step would shrink it over
-        # time.
+        # Rounding may leave a result slightly above the radius. Divided again in every step, it would shrink over time.
         outside = excess > 1 + 8 * torch.finfo(matrices.dtype).eps
         if not outside.any():
             return matrices, norms
@@ -135,10 +133,7 @@ def _residual(gram: Tensor) -> Tensor:
 def _require_finite(matrices: Tensor) -> None:
     if not matrices.isfinite().all():
         bad = int((~matrices.isfinite()).sum())
-        raise ValueError(
-            f"{bad} of {matrices.numel()} weights are not finite numbers, so they cannot be projected; a learning rate "
-            "that is too large causes this"
-        )
+        raise ValueError(f"{bad} of {matrices.numel()} weights to project are not finite: lower the learning rate")
 
 
 class Constrained(Shown):

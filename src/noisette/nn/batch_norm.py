@@ -72,9 +72,7 @@ class ChannelNorm(nn.Module):
 
     def with_constants(self, input: Tensor) -> Tensor:
         """The input normalised by the statistics in the buffers, as batch norm does in evaluation."""
-        return F.batch_norm(
-            input, self.running_mean, self.running_var, self.weight, self.bias, training=False, eps=self.eps
-        )
+        return F.batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
 
     def extra_repr(self) -> str:
         return f"{self.num_features}, eps={self.eps}, affine={self.weight is not None}"
@@ -104,9 +102,7 @@ class PublicNorm(ChannelNorm):
         """What `noisette doctor` tells the user about this norm, "" if nothing."""
         if not self._is_measured:
             return "has no public batch yet; noisette.nn.convert_batch_norm gives it one"
-        constant = (
-            "does not directly follow a linear layer or a convolution, so its public statistics count as constants"
-        )
+        constant = "does not directly follow a linear layer or a convolution, so its public statistics are constants"
         return "" if self._follows else f"{constant} in the gradient"
 
     @property
@@ -180,9 +176,8 @@ class PublicNorm(ChannelNorm):
     def _mean_statistic(self, mean: Tensor) -> Statistic | None:
         """The same for the mean, whose gradient is equal for all channels if they have the same inputs."""
         layer, public = self.layer, self._public_input
-        if layer is None or public is None or not layer.weight.requires_grad:
-            return self._statistic(mean)
-        if not isinstance(layer, nn.Linear) and (layer.groups > 1 or layer.transposed):
+        is_mixed = not isinstance(layer, nn.Linear | None) and (layer.groups > 1 or layer.transposed)
+        if layer is None or public is None or is_mixed or not layer.weight.requires_grad:
             return self._statistic(mean)
         weight = layer.weight[:1].detach().requires_grad_()
         output = F.linear(public, weight) if isinstance(layer, nn.Linear) else layer._conv_forward(public, weight, None)
@@ -194,9 +189,8 @@ class PublicNorm(ChannelNorm):
 @torch.no_grad()
 def _in_place_of(old: Statistic | None, new: Statistic | None) -> Statistic | None:
     """The new statistic, in the tensors of the old one, which a captured step reads, if they have the same form."""
-    if old is None or new is None or old.slope.shape != new.slope.shape or old.slope.stride() != new.slope.stride():
-        return new
-    if old.slope.dtype is not new.slope.dtype or old.slope.device != new.slope.device:
+    forms = [of and (of.slope.shape, of.slope.stride(), of.slope.dtype, of.slope.device) for of in (old, new)]
+    if old is None or new is None or forms[0] != forms[1]:
         return new
     rows = 1 if old.slope.stride(0) == 0 else None  # one row stands for all
     old.value.copy_(new.value)
@@ -434,9 +428,7 @@ def convert_batch_norm(
     if isinstance(model, _BatchNorm):
         model = converted(model)  # pyright: ignore[reportAssignmentType]
     for part in list(model.modules()):
-        part._modules.update(
-            {name: converted(child) for name, child in part._modules.items() if isinstance(child, _BatchNorm)}
-        )
+        part._modules |= {name: converted(norm) for name, norm in part._modules.items() if isinstance(norm, _BatchNorm)}
     if has_norms and issubclass(to, ChannelNorm) and to.needs_public:
         to.use_public(model, inputs, every)
     elif has_norms and inputs:

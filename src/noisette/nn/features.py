@@ -64,9 +64,8 @@ class PatchFeatures(Shown):
         variances, components = torch.linalg.eigh(torch.cov(rows.T.double(), correction=0))
         whitening = (components / (variances + _WHITENING_FLOOR).sqrt()) @ components.T
         chosen = F.normalize((rows[:filters] - mean).double() @ whitening) @ whitening
-        return cls(
-            chosen.to(images).view(filters, images.shape[1], side, side), (chosen @ mean.double()).to(images), stride
-        )
+        bias = (chosen @ mean.double()).to(images)
+        return cls(chosen.to(images).view(filters, images.shape[1], side, side), bias, stride)
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
@@ -137,19 +136,15 @@ class Scattering2d(Shown):
     def forward(self, x: Tensor) -> Tensor:
         b, c, h, w = x.shape
         if h % STRIDE or w % STRIDE or min(h, w) < 12:
-            raise ValueError(
-                f"scattering needs sides of 12 pixels or more that are multiples of {STRIDE}, got {h} x {w}"
-            )
+            raise ValueError(f"scattering needs sides of 12 pixels or more, multiples of {STRIDE}, got {h} x {w}")
         x = x.reshape(b * c, 1, h, w)
         fine, halved = _moduli(x, self.fine, stride=1), _moduli(x, self.coarse, stride=2)
         if self.order == 2:
             second = _moduli(fine.flatten(0, 1).unsqueeze(1), self.coarse, stride=2)
             halved = torch.cat([halved, second.view(b * c, ANGLES**2, h // 2, w // 2)], 1)
-        features = [
-            _averages(torch.cat([x, fine], 1), self.blur, stride=STRIDE),
-            _averages(halved, self.blur_half, stride=STRIDE // 2),
-        ]
-        return torch.cat(features, 1).view(b, c * self.channels, h // STRIDE, w // STRIDE)
+        whole = _averages(torch.cat([x, fine], 1), self.blur, stride=STRIDE)
+        halved = _averages(halved, self.blur_half, stride=STRIDE // 2)
+        return torch.cat([whole, halved], 1).view(b, c * self.channels, h // STRIDE, w // STRIDE)
 
 
 def _moduli(images: Tensor, wavelets: Tensor, *, stride: int) -> Tensor:
@@ -204,8 +199,7 @@ class Standardise(nn.Module):
     Both are numbers, or tensors that broadcast to one example; a scale of 1 keeps distances unchanged.
 
     Guarantee: none for records that the constants were computed from. Declare them from public knowledge, or compute
-    them from public examples with :meth:`of_public`; statistics of the private records would be a release that no
-    ledger contains.
+    them from public examples with :meth:`of_public`; those of private records would be a release that no ledger holds.
 
     >>> Standardise(mean=0.5, scale=0.25)(torch.tensor([[0.0, 1.0]]))
     tensor([[-2.,  2.]])
@@ -307,8 +301,7 @@ class WordCounts(nn.Module):
     Texts are numbers of words, in which 0 is padding and is not counted; a text without words is zero. All others have
     the same length, so the gradient of a linear layer on them is bounded by the error of its prediction.
 
-    Guarantee: each example is treated alone. The weights, (words,), reveal nothing if they do not come from the
-    records.
+    Guarantee: each example is treated alone. The weights, (words,), reveal nothing if not computed from the records.
 
     >>> WordCounts(torch.ones(4))(torch.tensor([[1, 1, 1, 1, 2, 0]]))
     tensor([[0.0000, 0.8944, 0.4472, 0.0000]])
@@ -358,8 +351,7 @@ def mean_over_views(loss: Loss, augment: Callable[[Tensor], Tensor], views: int)
     returns one value for each view, or their mean. ``augment``, such as :class:`~noisette.nn.MirrorAndShift`, is called
     with the example repeated, (views, ...), and returns as many views.
 
-    Guarantee: the views of a record are in the loss of that record alone. Its gradient is their mean, is clipped once,
-    and costs what one view costs.
+    Guarantee: views of a record are in its loss alone. Its gradient is their mean, clipped once, and costs one view's.
     Source: De et al. 2022, "Unlocking high-accuracy [...] image classification through scale", section 3.2.
 
     >>> loss = mean_over_views(lambda model, x, y: (x.squeeze(1) - y) ** 2, lambda x: x + torch.arange(2.0)[:, None], 2)
@@ -430,14 +422,9 @@ class MirrorAndShift:
             images = torch.where(mirrored.view(-1, 1, 1, 1), images.flip(-1), images)
         if self.shift:
             down, right = (torch.randint(-self.shift, self.shift + 1, (count,), device=device) for _ in range(2))
-            images = _shifted(images, down, right)
+            height, width = images.shape[-2:]
+            rows = (torch.arange(height, device=device) - down.unsqueeze(1)).clamp(0, height - 1)
+            columns = (torch.arange(width, device=device) - right.unsqueeze(1)).clamp(0, width - 1)
+            images = images.gather(2, rows[:, None, :, None].expand(images.shape))
+            images = images.gather(3, columns[:, None, None, :].expand(images.shape))
         return images
-
-
-def _shifted(images: Tensor, down: Tensor, right: Tensor) -> Tensor:
-    """Each image shifted by its own number of pixels, (b,); the border is repeated."""
-    height, width = images.shape[-2:]
-    rows = (torch.arange(height, device=images.device) - down.unsqueeze(1)).clamp(0, height - 1)
-    columns = (torch.arange(width, device=images.device) - right.unsqueeze(1)).clamp(0, width - 1)
-    moved = images.gather(2, rows[:, None, :, None].expand(images.shape))
-    return moved.gather(3, columns[:, None, None, :].expand(images.shape))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -12,12 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from noisette.core.noise import ALL_WHOLE, WHOLE, GaussianNoise, Window
+from noisette.core.noise import ALL_WHOLE, WHOLE, GaussianNoise, Named, Window, Windows
 from noisette.errors import all_of, count
 
 SLACK = 2.0**-20  # the norm of a column is below 1 by this, more than rounding to single precision can add
-# The descent's first step has length 1 in units that are so much smaller: a longer one leaves the coefficients whose
-# inverse does not grow.
+# The descent's first step has length 1 in units so much smaller: a longer one leaves where the inverse does not grow.
 _SCALE = 30.0
 _LONG = 10_000  # steps after which the inverse of C adds nothing that counts
 
@@ -26,8 +25,7 @@ _LONG = 10_000  # steps after which the inverse of C adds nothing that counts
 def banded_coefficients(bands: int, steps: int) -> tuple[float, ...]:
     """The first column of C, down its ``bands`` diagonals, for which sums over so many steps have the least error.
 
-    Guarantee: the Euclidean norm of the coefficients is 1 at most, and so is that of every column of C, of which the
-    last ones are cut off.
+    Guarantee: the Euclidean norm of the coefficients, and of every column of C (the last are cut off), is 1 at most.
     Source: Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization"; Toeplitz matrices: McKenna 2024,
     "Scaling up the Banded Matrix Factorization Mechanism". The descent starts from the square root of A.
     What is no whole number of at least 1 is a ``TypeError`` or ``ValueError``.
@@ -140,22 +138,12 @@ class BandedNoise:
 
     @torch.no_grad()
     def add_(
-        self,
-        tensors: Mapping[str, Tensor],
-        *,
-        step: int,
-        std: float = 1.0,
-        divisor: float = 1.0,
-        windows: Mapping[str, Window] = ALL_WHOLE,
+        self, tensors: Named, *, step: int, std: float = 1.0, divisor: float = 1.0, windows: Windows = ALL_WHOLE
     ) -> None:
         """As :meth:`GaussianNoise.add_`. Where ``std`` differs between steps, the noise is correlated in its units."""
         noises = {name: torch.zeros_like(tensor).view(-1) for name, tensor in tensors.items() if tensor.numel()}
-        self._independent.add_(
-            noises,
-            step=step,
-            std=1 / self._first,
-            windows={name: window for name, window in windows.items() if name in noises or name not in tensors},
-        )
+        kept = {name: window for name, window in windows.items() if name in noises or name not in tensors}
+        self._independent.add_(noises, step=step, std=1 / self._first, windows=kept)
         for name, noise in noises.items():
             window, tensor = windows.get(name, WHOLE), tensors[name].view(-1)
             self._correlate((name, window, len(noise), noise.device), noise, step)

@@ -8,8 +8,6 @@ The values are those of the processor to the bit: the same operations in the sam
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import torch
 import triton  # pyright: ignore[reportMissingImports]
@@ -17,7 +15,7 @@ import triton.language as tl  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
 from noisette.core import noise as formula
-from noisette.core.noise import SINGLE, Part, SecretKey
+from noisette.core.noise import SINGLE, Named, Part, SecretKey
 from noisette.noise import device as device_noise
 
 # Functions of the kernel are in Triton's language, which only looks like Python: tuples grow while a loop is unrolled.
@@ -229,20 +227,15 @@ class TritonNoise:
         self._tiles = tiles
         self._tables: dict[tuple[Part, ...], tuple[Tensor, Tensor, Tensor]] = {}
 
-    def add_(
-        self, flat: Mapping[str, Tensor], parts: tuple[Part, ...], *, step: int, std: float, divisor: float
-    ) -> None:
+    def add_(self, flat: Named, parts: tuple[Part, ...], *, step: int, std: float, divisor: float) -> None:
         """Divide each tensor by a number and add noise to it, as ``GaussianNoise.add_``, for these parts."""
         table, keys, owners = self._tables_for(parts)
         pointers = self._sent(np.array([flat[part.name].data_ptr() for part in parts], dtype=np.int64))
         nonce = np.frombuffer(step.to_bytes(12, "little"), dtype=np.int32)
         with torch.cuda.device(self._device if self._device.type == "cuda" else -1):
+            given = (pointers, table, keys, owners, *nonce.tolist(), std, divisor)
             _noise[(len(owners),)](
-                *(pointers, table, keys, owners, *nonce.tolist(), std, divisor),
-                tiles=self._tiles,
-                lanes=8 * self._tiles,
-                num_warps=4,
-                enable_fp_fusion=False,
+                *given, tiles=self._tiles, lanes=8 * self._tiles, num_warps=4, enable_fp_fusion=False
             )
 
     def _tables_for(self, parts: tuple[Part, ...]) -> tuple[Tensor, Tensor, Tensor]:

@@ -36,7 +36,6 @@ class JointSums:
         return self._ranks.size
 
     def deviation(self, step: int) -> float:
-        """The deviation of the noise of this step in units of that of independent noise."""
         self._steps = range(self._steps.start if step == self._steps.stop else step, step + 1)
         return float(self._deviations[min(len(self._steps), len(self._deviations)) - 1])
 

@@ -98,9 +98,8 @@ class Shards:
             held = self.parameters
             if different := [n for n, p in seen.items() if (p.dtype, p.device) != (held[n].dtype, held[n].device)]:
                 raise PrivacyError(
-                    f"{', '.join(different[:5])}: computed in another precision or on another device than they are "
-                    "held. Call fully_shard without mp_policy and offload_policy, and compute the loss under "
-                    "torch.autocast"
+                    f"{', '.join(different[:5])}: computed in another precision or on another device than held. Call "
+                    "fully_shard without mp_policy and offload_policy, and compute the loss under torch.autocast"
                 )
 
     def __bool__(self) -> bool:

@@ -19,16 +19,8 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from noisette.core.forms import (
-    Dense,
-    ExampleGradients,
-    Examples,
-    compact,
-    examples_at_once,
-    gram_product,
-    rule,
-    scale_rows,
-)
+from noisette.core import forms
+from noisette.core.forms import Dense, ExampleGradients, Examples, compact, rule
 from noisette.rules.linear import unbroadcast_channels
 
 F = torch.nn.functional
@@ -188,7 +180,7 @@ class KernelGradients:
         return written(plan, self).gradients
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        return backend_gradient(self.x, scale_rows(self.dy, weights), self.geometry).view(self.weight)
+        return backend_gradient(self.x, forms.scale_rows(self.dy, weights), self.geometry).view(self.weight)
 
 
 def backend_gradient(x: Tensor, dy: Tensor, g: Geometry) -> Tensor:
@@ -199,8 +191,7 @@ def backend_gradient(x: Tensor, dy: Tensor, g: Geometry) -> Tensor:
     )[1]
 
 
-# Elements of an unfolded image that a processor multiplies before they leave its cache.
-_CACHED = 2**19
+_CACHED = 2**19  # elements of an unfolded image that a processor multiplies before they leave its cache
 
 
 def by_unfold(form: KernelGradients) -> Tensor:
@@ -296,7 +287,7 @@ def gram_of_patches(form: KernelGradients) -> Tensor:
 def _gram_norms(form: KernelGradients, patches: Tensor) -> Tensor:
     """Squared norms (b,) from the Gram matrices of patches, (example and group, position, position)."""
     dy = form.dy.reshape(patches.shape[0], -1, form.positions)
-    norms = gram_product(torch.bmm(dy.transpose(1, 2), dy), patches)
+    norms = forms.gram_product(torch.bmm(dy.transpose(1, 2), dy), patches)
     return norms.view(-1, form.geometry.groups).sum(1)
 
 
@@ -311,16 +302,12 @@ GRAM_PLANS: dict[str, tuple[Norms, Size]] = {
 }
 
 
-# Explicit gradients replace their factors when they need at most this many times the memory of the factors.
-_KEEP_EXPLICIT = 1
-# The same where operations are few.
-_KEEP_IN_A_GRAPH = 3
+# Explicit gradients of at most so many times the factors' memory replace them: as a rule, and where operations are few.
+_KEEP_EXPLICIT, _KEEP_IN_A_GRAPH = 1, 3
 # Explicit gradients of at most this many elements may replace their factors whatever their sizes, where that is faster.
 _SMALL = 2**22
-# Below this many examples nothing is measured.
-_MEASURED_FROM = 16
-# Where operations are few: temporary elements of a part of the batch in multiples of the whole batch's factors, and the
-# number of parts.
+_MEASURED_FROM = 16  # examples; below nothing is measured
+# Where operations are few: a part's temporary elements in multiples of the whole batch's factors, and the parts.
 _PART, _PARTS = 2, 4
 
 
@@ -339,7 +326,7 @@ def norm_plans(form: KernelGradients) -> dict[str, Norms]:
         plans[f"{name}, dropped"] = lambda form, plan=plan: written(plan, form).squared_norms(), size
     found: dict[str, Norms] = {}
     for name, (norms, size) in fitting(form, plans).items():
-        count = examples_at_once(size, form.factors_size)
+        count = forms.examples_at_once(size, form.factors_size)
         if operations_are_few():
             count = math.ceil(len(form.x) / min(_PARTS, math.ceil(size / (_PART * form.size_of_an_example))))
         found[name] = partial(_in_parts, norms, count)
@@ -394,9 +381,6 @@ def _in_parts(norms: Norms, count: int, form: KernelGradients) -> Tensor:
     """The same norms, computed for this many examples at a time."""
     found = [norms(part) for part in form.split(count)]
     return found[0] if len(found) == 1 else torch.cat(found)
-
-
-# The rules
 
 
 def _per_axis(value: PerAxis, axes: int) -> tuple[int, ...]:

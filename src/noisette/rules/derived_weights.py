@@ -15,18 +15,8 @@ from functools import lru_cache, partial
 import torch
 from torch import Tensor
 
-from noisette.core.forms import (
-    AT_LEAST_SINGLE,
-    DERIVATIONS,
-    TO_PARAMETERS,
-    Dense,
-    DerivedWeight,
-    ExampleGradients,
-    Key,
-    Outer,
-    add,
-    compact,
-)
+from noisette.core import forms
+from noisette.core.forms import Dense, DerivedWeight, ExampleGradients, Key, Outer, compact
 
 _SUMS = (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__)
 _DIFFERENCES = (torch.sub, Tensor.sub, Tensor.__sub__)
@@ -72,9 +62,7 @@ class Slices:
     def _views(self, full: Tensor) -> list[Tensor]:
         """Each region of ``full``, (b, *parameter.shape): views (b, *region.size)."""
         count, start = self.parameter.numel(), self.parameter.storage_offset()
-        return [
-            full.as_strided((full.shape[0], *at.size), (count, *at.stride), at.offset - start) for at, _ in self.parts
-        ]
+        return [full.as_strided((len(full), *at.size), (count, *at.stride), at.offset - start) for at, _ in self.parts]
 
     def select(self, examples: Tensor | slice) -> Slices:
         return Slices(self.parameter, tuple((at, part.select(examples)) for at, part in self.parts))
@@ -135,12 +123,15 @@ def to_parameters(
         if len(weight.parents) > 1 or not _is_view(tensor, parent):
             pending += _to_parents(weight, form)
         else:
+            at = Region.of(tensor)
+            if len(at.size) == 2 and at.stride[0] < at.stride[1] and isinstance(form, Outer):
+                at, form = Region(at.offset, at.size[::-1], at.stride[::-1]), form.transposed()  # one for W^T and W
             direct.setdefault(parent, [])
-            views.setdefault(parent, []).append(_untransposed(Region.of(tensor), form))
+            views.setdefault(parent, []).append((at, form))
     return [(parameter, _merge(parameter, parts + views.get(parameter, []))) for parameter, parts in direct.items()]
 
 
-TO_PARAMETERS.append(to_parameters)
+forms.TO_PARAMETERS.append(to_parameters)
 
 
 def _added(gradients: Sequence[tuple[Key, ExampleGradients]]) -> dict[Key, ExampleGradients]:
@@ -148,14 +139,7 @@ def _added(gradients: Sequence[tuple[Key, ExampleGradients]]) -> dict[Key, Examp
     grouped: dict[Key, list[ExampleGradients]] = {}
     for key, form in gradients:
         grouped.setdefault(key, []).append(form)
-    return {key: add(forms) for key, forms in grouped.items()}
-
-
-def _untransposed(at: Region, form: ExampleGradients) -> tuple[Region, ExampleGradients]:
-    """The region and gradients of W for those of W^T, so that both are one region."""
-    if len(at.size) == 2 and at.stride[0] < at.stride[1] and isinstance(form, Outer):
-        return Region(at.offset, at.size[::-1], at.stride[::-1]), form.transposed()
-    return at, form
+    return {key: forms.add(given) for key, given in grouped.items()}
 
 
 def _merge(parameter: Tensor, parts: Sequence[tuple[Region, ExampleGradients]]) -> ExampleGradients:
@@ -170,7 +154,7 @@ def _merge(parameter: Tensor, parts: Sequence[tuple[Region, ExampleGradients]]) 
 
 def _to_parents(weight: DerivedWeight, form: ExampleGradients) -> list[tuple[Tensor, ExampleGradients]]:
     """Gradients of the tensors from which a derived weight was computed, from its own gradients."""
-    if (derive := DERIVATIONS.get(weight.operation)) and (found := derive(weight, form)) is not None:
+    if (derive := forms.DERIVATIONS.get(weight.operation)) and (found := derive(weight, form)) is not None:
         return found
     if terms := _terms(weight):
         return [(term, form) for term in terms]
@@ -181,7 +165,7 @@ def _to_parents(weight: DerivedWeight, form: ExampleGradients) -> list[tuple[Ten
     except RuntimeError:  # the derivation is one that vmap does not take
         gradients = [torch.stack(of_all) for of_all in zip(*map(backward, arrived), strict=True)]
     return [
-        (parent, Dense(gradient.to(AT_LEAST_SINGLE.get(gradient.dtype, gradient.dtype))))
+        (parent, Dense(gradient.to(forms.AT_LEAST_SINGLE.get(gradient.dtype, gradient.dtype))))
         for parent, gradient in zip(weight.parents, gradients, strict=True)
     ]
 

@@ -11,21 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from noisette.core.forms import (
-    AS_COMPUTED,
-    Dense,
-    ExampleGradients,
-    Examples,
-    Outer,
-    compact,
-    examples_at_once,
-    gram_product,
-    rewrite,
-    rule,
-    scale_rows,
-    sums_of_squares,
-    writing_out_pays,
-)
+from noisette.core import forms
+from noisette.core.forms import Dense, ExampleGradients, Examples, Outer, compact, rewrite, rule, scale_rows
 
 F = torch.nn.functional
 
@@ -48,12 +35,12 @@ class BrainOuter:
     def squared_norms(self) -> Tensor:
         (b, t, o), i = self.left.shape, self.right.shape[2]
         if t > 1 and t * t <= o * i:
-            return gram_product(*(_products(side, side.transpose(1, 2)) for side in (self.left, self.right)))
-        size = examples_at_once(max(o * i, t * (o + i)), b * t * (o + i))
+            return forms.gram_product(*(_products(side, side.transpose(1, 2)) for side in (self.left, self.right)))
+        size = forms.examples_at_once(max(o * i, t * (o + i)), b * t * (o + i))
         pairs = zip(self.left.split(size), self.right.split(size), strict=True)
         if t == 1:
             return torch.cat([Outer(left.float(), right.float()).squared_norms() for left, right in pairs])
-        return torch.cat([sums_of_squares(BrainOuter(left, right).explicit()) for left, right in pairs])
+        return torch.cat([forms.sums_of_squares(BrainOuter(left, right).explicit()) for left, right in pairs])
 
     def explicit(self) -> Tensor:
         return _products(self.left.transpose(1, 2), self.right)
@@ -72,7 +59,7 @@ class BrainOuter:
 @compact.register
 def _(form: BrainOuter) -> ExampleGradients:
     (_, t, o), i = form.left.shape, form.right.shape[2]
-    return Dense(form.explicit()) if writing_out_pays(t, o * i, t * (o + i) // 2) else form
+    return Dense(form.explicit()) if forms.writing_out_pays(t, o * i, t * (o + i) // 2) else form
 
 
 def split(numbers: Tensor) -> list[Tensor]:
@@ -173,22 +160,17 @@ def explicit_letters(equation: str, axes: Sequence[int]) -> tuple[list[str], str
     return full, out.replace("...", dots)
 
 
-def factor_gradients(
-    examples: Examples, dy: Tensor, equation: str, tensors: Sequence[Tensor], place: int
-) -> ExampleGradients:
+def factor_gradients(examples: Examples, dy: Tensor, equation: str, tensors: list[Tensor], at: int) -> ExampleGradients:
     """Gradients of the factor at this place of ``einsum(equation, *tensors)``, given the gradient of its output.
 
     The first letter of the output is that of the examples. For the weight W of "bti,oi->bto", the gradient is
     "bto,bti->boi" of dy and x. Its letters fall into four kinds: b is the example, t is summed (a position), o comes
     from dy alone and i from x alone, so the form is an ``Outer`` of dy and x. A letter that W shares with both, such as
-    h in "bhti,hoi->bhto", makes it a ``GroupedOuter``.
-
-    Raises:
-        ValueError: a diagonal of the factor is taken, or it holds the examples.
+    h in "bhti,hoi->bhto", makes it a ``GroupedOuter``. A diagonal, or a factor with the examples, is a ValueError.
     """
     terms, out = explicit_letters(equation, [tensor.dim() for tensor in tensors])
     others = [Factor(tensor, letters) for tensor, letters in zip(tensors, terms, strict=True)]
-    operand, output, example = others.pop(place), Factor(dy, out), out[0]
+    operand, output, example = others.pop(at), Factor(dy, out), out[0]
     if len(set(operand.letters)) < len(operand.letters):
         raise ValueError(f"{equation} takes a diagonal of a weight; call torch.diagonal on the weight first")
     if example in operand.letters:
@@ -256,13 +238,8 @@ def _flattened_product(factors: Sequence[Factor], example: str, groups: Sequence
     return product.reshape(-1 if has_examples else 1, *shape).expand(sizes[example], -1, -1, -1)
 
 
-# The rules
-
-
 @rule(F.linear, operand="weight")
-def linear_weight(
-    examples: Examples, dy: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None = None
-) -> ExampleGradients:
+def linear_weight(examples: Examples, dy: Tensor, input: Tensor, weight: Tensor, bias: Any = None) -> ExampleGradients:
     """G = sum_t dy_t x_t^T; of a weight (i,) G = sum_t dy_t x_t."""
     if dy.dtype is torch.bfloat16:  # not cast
         return BrainOuter(examples.sequences(dy), examples.sequences(input))
@@ -279,7 +256,7 @@ def linear_in_brain_floats(dy: Any, arguments: Mapping[str, Any]) -> bool:
     return bf16 and arguments["weight"].dim() == 2 and arguments["weight"].dtype is torch.float32
 
 
-AS_COMPUTED[linear_weight] = linear_in_brain_floats
+forms.AS_COMPUTED[linear_weight] = linear_in_brain_floats
 
 
 @rule(F.linear, operand="bias")

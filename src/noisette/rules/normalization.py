@@ -11,28 +11,15 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-from noisette.core.forms import (
-    Dense,
-    DerivedWeight,
-    ExampleGradients,
-    Examples,
-    Operation,
-    Outer,
-    Total,
-    compact,
-    derivation,
-    inner_product,
-    rule,
-    sums_of_squares,
-)
+from noisette.core import forms
+from noisette.core.forms import Dense, ExampleGradients, Examples, Operation, Outer, compact, inner_product, rule
 from noisette.rules.conv import KernelGradients, operations_are_few
 from noisette.rules.linear import unbroadcast, unbroadcast_channels
 
 F = torch.nn.functional
 Reduce = Callable[[Examples, Tensor, Tensor], ExampleGradients]
 
-# Elements of a normalized input that are summed before they leave the processor's cache.
-_CACHED = 2**19
+_CACHED = 2**19  # elements of a normalized input that are summed before they leave the processor's cache
 
 # Gradients that are one tensor shared by all examples, times a factor for each example and channel. They arise where
 # statistics of public data depend on a weight: the derivative (slope) of a channel's statistic by the weight is the
@@ -73,7 +60,7 @@ class SharedSlope:
     channels: Channels
 
     def squared_norms(self) -> Tensor:
-        return self.scales.square() @ sums_of_squares(self.slope)
+        return self.scales.square() @ forms.sums_of_squares(self.slope)
 
     def explicit(self) -> Tensor:
         return self.channels.weights(self.scales.unsqueeze(2) * self.slope)
@@ -87,10 +74,10 @@ class SharedSlope:
 
 
 @compact.register
-def _(form: Total) -> ExampleGradients:
+def _(form: forms.Total) -> ExampleGradients:
     """Each part is compacted, because the inner products with a shared slope are known for every form."""
     if any(isinstance(part, SharedSlope) for part in form.parts):
-        return Total(tuple(compact(part) for part in form.parts))
+        return forms.Total(tuple(compact(part) for part in form.parts))
     return form
 
 
@@ -124,9 +111,6 @@ def _with_kernel(direct: KernelGradients, shared: SharedSlope) -> Tensor:
     return ((direct.dy * images).flatten(2).sum(2) * shared.scales).sum(1)
 
 
-# Scale and shift
-
-
 def scale_gradients(
     examples: Examples, dy: Tensor, input: Tensor, weight: Tensor, normalize: Callable[[Tensor], Tensor], reduce: Reduce
 ) -> ExampleGradients:
@@ -151,9 +135,8 @@ def _register(
 ) -> None:
     """The rules of scale and shift: G_c = sum over positions of dy_c x_hat_c, and G_c = sum over positions of dy_c.
 
-    ``reduce`` sums gradients in the shape of the input to those of the scale or shift. ``normalize`` takes the
-    arguments of the operation, without scale and shift, for parts of the batch. ``check`` refuses arguments with which
-    examples are not independent.
+    ``reduce`` sums gradients in the shape of the input to those of scale or shift. ``normalize`` takes the operation's
+    arguments without these, for parts of the batch. ``check`` refuses arguments that make examples dependent.
     """
     names = tuple(inspect.signature(operation).parameters)
     operands = [name for name in ("weight", "bias") if name in names]
@@ -226,8 +209,8 @@ def _linearized(weight: Tensor, at: Statistic) -> Tensor:
     return at.value + (at.slope * change).sum(1)
 
 
-@derivation(public_mean, public_variance)
-def statistics_operands(weight: DerivedWeight, form: ExampleGradients) -> list[tuple[Tensor, ExampleGradients]]:
+@forms.derivation(public_mean, public_variance)
+def statistics_operands(weight: forms.DerivedWeight, form: ExampleGradients) -> list[tuple[Tensor, ExampleGradients]]:
     """From gradients (b, c) of a statistic to those of its operands that train."""
     gradients, (operand, *biases, at) = form.explicit(), weight.args
     found: list[tuple[Tensor, ExampleGradients]] = [(operand, SharedSlope(gradients, at.slope, at.channels))]

@@ -5,8 +5,7 @@ puts the examples where the operation treats its rows separately anyway (the row
 convolution, the sequences of a recurrence), runs the operation on physical tensors, and wraps the result again. It
 returns ``NotImplemented`` where that is not certain; then the operation goes through ``vmap``.
 
-Guarantee: this list is trusted. ``tests/rules/test_physical_operations.py`` checks for each entry that no value of
-one example reaches another.
+Guarantee: this list is trusted; ``tests/rules/test_physical_operations.py`` checks that entries keep examples apart.
 
 Axes: b example, n the batch axis inside the loss of one example, usually of length 1.
 """
@@ -50,8 +49,7 @@ def row_by_row(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs:
         return NotImplemented
     if arguments.get("max_norm") is not None:
         raise PrivacyError(
-            "max_norm rescales the rows of an embedding that an example looks up, which are then saved without noise; "
-            "leave max_norm out"
+            "max_norm rescales the rows that examples look up and saves them without noise; leave max_norm out"
         )
     input = physical(arguments["input"])
     if func is F.linear:
@@ -101,10 +99,8 @@ def einsum(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Map
     if letter is None:
         return NotImplemented
     factors, result = equation.split("->")
-    terms = [
-        f"{letter}{term.strip()}" if is_wrapped(operand) else term
-        for term, operand in zip(factors.split(","), operands, strict=True)
-    ]
+    pairs = zip(factors.split(","), operands, strict=True)
+    terms = [f"{letter}{term.strip()}" if is_wrapped(x) else term for term, x in pairs]
     inner = [physical(operand) if is_wrapped(operand) else operand for operand in operands]
     return _no_view(run(func, (f"{','.join(terms)}->{letter}{result.strip()}", *inner), {}))
 
@@ -188,9 +184,8 @@ def recurrence(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs:
     states: Sequence[Tensor] = (hx,) if isinstance(hx, Tensor) else hx
     n = input.shape[axis]
     merged = [_merge_at(_one_for_each(state, b), 1) for state in states]
-    output, *final = run(
-        func, (_merge_at(_one_for_each(input, b), axis), merged[0] if isinstance(hx, Tensor) else merged, *rest), {}
-    )
+    sequences = _merge_at(_one_for_each(input, b), axis)
+    output, *final = run(func, (sequences, merged[0] if isinstance(hx, Tensor) else merged, *rest), {})
     # As a recurrence of one example gives it: code may call ``view``.
     return (_split_at(output, axis, b, n).contiguous(), *[_split_at(state, 1, b, n).contiguous() for state in final])
 

@@ -7,7 +7,7 @@ examples and in the same surroundings, and what was recorded of it gets its argu
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -89,9 +89,7 @@ class _UseInBlock(Use):
         return self.block.use(self)
 
 
-def recompute(
-    recorder: Recorder, function: Callable[..., Any], *options: Any, **keywords: Any
-) -> Generator[None, None, None]:
+def recompute(recorder: Recorder, function: Callable[..., Any], *options: Any, **keywords: Any) -> Iterator[None]:
     """What ``torch.utils.checkpoint`` does inside of ``vmap`` before a function runs, and after it.
 
     Options come first: the random state's, the contexts', three others; then the arguments of the function.
@@ -168,9 +166,7 @@ class _Block:
             self._recomputed = dict(enumerate(uses))
 
 
-Again = Callable[
-    [Callable[[Tensor], None]], list[Use]
-]  # gives each tensor that a graph saves away, and returns the uses
+Again = Callable[[Callable[[Tensor], None]], list[Use]]  # it gives away each tensor that a graph saves
 
 
 def _again(recorder: Recorder, function: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]) -> Again:

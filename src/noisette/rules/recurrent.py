@@ -2,8 +2,7 @@
 
 A layer is z_t = W_ih x_t + b_ih, a_t = W_hh h_{t-1} + b_hh, and a step that computes h_t from the two. The states are
 already known when a function of this file is called. It returns them as outputs of an autograd function of z, a and the
-states before the first step, whose backward pass gives the gradients at z and a. Those are all that the rules of the
-two products need.
+states before the first step, whose backward pass gives the gradients at z and a: all that the products' rules need.
 
 Example: h_t = tanh(z_t + a_t) with one feature, w = W_hh and three steps. With dy_t the gradient of the losses at h_t
 and slope_t = 1 - h_t^2, the gradient at z_t and at a_t is delta_t = slope_t dh_t, from the last step to the first:
@@ -252,8 +251,7 @@ def _steps(
     """The steps of one layer in one direction, and its values: h, for an LSTM also c, (b, t, features)."""
     now, steps, each = [state.detach() for state in states], [], []
     w_hh, b_hh, w_hr = weights.w_hh, weights.b_hh, weights.w_hr
-    # Matrix products take one step out of a tensor by themselves. A pointwise kernel would be compiled anew for each
-    # step that it takes.
+    # Matrix products take a step out of a tensor by themselves; a pointwise kernel would be compiled for each step.
     both = None if weights.b_ih is None or b_hh is None else weights.b_ih + b_hh
     known = F.linear(x, weights.w_ih, both) if is_of_sum else x
     for of_step in known.unbind(1):
@@ -280,9 +278,7 @@ def _back_through(
     dproducts: list[list[Tensor]] = []
     dh: list[Tensor] = []
     for t in reversed(range(len(steps))):
-        dstates = [
-            _sum(None if of_value is None else of_value[t], d) for of_value, d in zip(outside, dstates, strict=True)
-        ]
+        dstates = [_sum(None if of is None else of[t], d) for of, d in zip(outside, dstates, strict=True)]
         dh.append(torch.zeros_like(h[:, t]) if dstates[0] is None else dstates[0])
         dstates[0] = dh[-1] @ w_hr[0] if w_hr else dh[-1]
         at_products, dstates = steps[t].gradients(dstates)
@@ -301,8 +297,7 @@ def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
     return one + other
 
 
-# Operations of a graph grow with the steps that are unrolled, and so does the time to compile it.
-_UNROLLED_STEPS = 64
+_UNROLLED_STEPS = 64  # operations of a graph, and the time to compile it, grow with the steps that are unrolled
 
 
 @dataclass(frozen=True)
@@ -356,13 +351,7 @@ class _Kind:
         return output, *(torch.stack(states) for states in zip(*final, strict=True))
 
     def cell(
-        self,
-        input: Tensor,
-        hx: Tensor | Sequence[Tensor],
-        w_ih: Tensor,
-        w_hh: Tensor,
-        b_ih: Tensor | None = None,
-        b_hh: Tensor | None = None,
+        self, input: Tensor, hx: Any, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
     ) -> Tensor | tuple[Tensor, ...]:
         """One step of a layer, from its states: h, for an LSTM also c."""
         h, *others = (hx,) if isinstance(hx, Tensor) else hx

@@ -10,18 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from noisette.core import forms
-from noisette.core.forms import (
-    PHYSICAL,
-    ExampleGradients,
-    Examples,
-    Operation,
-    Rule,
-    Run,
-    find_rule,
-    leaves,
-    named_arguments,
-    operation_name,
-)
+from noisette.core.forms import Operation, Rule, find_rule, operation_name
 from noisette.core.vmap import is_wrapped, physical
 from noisette.errors import PrivacyError
 
@@ -29,8 +18,7 @@ _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}
 # Errors of a gradient are relative to its norm, or to this share of the largest norm if that is more, because the
 # rounding errors of small gradients come from larger terms.
 _SMALL = 1e-3
-# Larger values are clamped for the comparison, which is about the rule and not about the data.
-_LARGE = 1e3
+_LARGE = 1e3  # larger values are clamped for the comparison, which is about the rule and not about the data
 
 _AGREED: set[Hashable] = set()
 
@@ -48,32 +36,27 @@ def rule(*operations: Operation, operand: str = "weight") -> Callable[[Rule], Ru
 
     Guarantee: in the first batch of each shape with two examples or more, the operation's output is compared with that
     for each example alone, and the rule's gradients, norms and weighted sum with autograd. A rule that is right there
-    and wrong elsewhere is not seen.
-
-    Raises:
-        ValueError: the operand has a rule already, or the rule does not take it.
+    and wrong elsewhere is not seen. An operand that has a rule, or that the rule does not take, is a ``ValueError``.
     """
 
     def register(function: Rule) -> Rule:
         for operation in operations:
             forms.rule(operation, operand=operand)(function)
-            if operation not in PHYSICAL:
-                leaves(operation)(_for_all_examples)
+            if operation not in forms.PHYSICAL:
+                forms.leaves(operation)(_for_all_examples)
         return function
 
     return register
 
 
-def _for_all_examples(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def _for_all_examples(run: forms.Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """The operation, called once for all examples; refused if that gives something else than each example alone."""
     values, structure = tree_flatten((args, dict(kwargs)))
     batched = [isinstance(value, Tensor) and is_wrapped(value) for value in values]
     values = [physical(value) if of_examples else value for value, of_examples in zip(values, batched, strict=True)]
     given, given_by_name = tree_unflatten(values, structure)
-    arguments = named_arguments(func, given, given_by_name)
-    weights = [
-        k for k, value in enumerate(values) if isinstance(value, Tensor) and value.requires_grad and not batched[k]
-    ]
+    arguments = forms.named_arguments(func, given, given_by_name)
+    weights = [k for k, x in enumerate(values) if isinstance(x, Tensor) and x.requires_grad and not batched[k]]
     operands = {name: k for k in weights for name, value in arguments.items() if value is values[k]}
     if len(operands) < len(weights) or not all(find_rule(func, name) for name in operands):
         return NotImplemented
@@ -131,7 +114,7 @@ def _compare(
             )
         name = f"{rule.__module__}.{operation_name(rule)}"
         with torch.no_grad():
-            form = rule(Examples(b), dy, **named_arguments(func, given, by_name))
+            form = rule(forms.Examples(b), dy, **forms.named_arguments(func, given, by_name))
             if (shape := form.explicit().shape) != (b, *weight.shape):
                 raise PrivacyError(
                     f"the rule {name} gives gradients of shape {tuple(shape)} for {operand} of shape "
@@ -154,7 +137,7 @@ def _clamped(value: Any) -> Any:
     return value
 
 
-def _relative_error(form: ExampleGradients, truth: Tensor) -> float:
+def _relative_error(form: forms.ExampleGradients, truth: Tensor) -> float:
     """The largest relative error of a form's explicit gradients, norms and weighted sum; ``truth`` is (b, *shape)."""
     b = truth.shape[0]
     weights = torch.linspace(1, 2, b, dtype=truth.dtype, device=truth.device)

@@ -1,8 +1,7 @@
 """What a run keeps on disk and what must be the same again: in a process that resumes it, and on all of its ranks.
 
-A checkpoint is one file of public values, which is restored completely or not at all. The records are known again by a
-keyed digest: with a plain one, anyone who knows all but one of them could test guesses for the last. Its file lies
-beside the checkpoint with mode 0600 while the run is unfinished, and is never published.
+The records are known again by a keyed digest: with a plain one, anyone who knows all but one of them could test guesses
+for the last. Its file lies beside the checkpoint while the run is unfinished, and is never published.
 """
 
 from __future__ import annotations
@@ -220,10 +219,7 @@ class SavedRun:
             raise ValueError("the checkpoint is of a run with another clipping rule; give the bound the same one")
 
     def restore_state(self, bound: GradientBound, optimizer: Optimizer) -> None:
-        """Restore the state of bound, model and optimizer, or a ValueError that leaves them as they were.
-
-        What has the shape of a sharded tensor is sharded like it.
-        """
+        """Restore bound, model and optimizer, or a ValueError that leaves them as they were; shards where there are."""
         self.check_fits(bound, optimizer)
         bound.restore(self.bound)  # first, because only it can still refuse its values
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -363,14 +359,11 @@ def _check_different_parts(key: bytes, dataset: Any, ranks: AnyRanks) -> None:
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """The keyed digest of a data set.
+    """The keyed digest (HMAC-SHA256, RFC 2104) of a data set.
 
-    Up to 256 MiB of tensors and arrays, alone or in a tuple, a list, a dictionary or a ``TensorDataset``, are digested
-    to the last byte. Of any other data set the length and 64 records, drawn by the key, are digested; of one that
-    returns different values each time, as with random augmentation, only the length. Of ``OwnRecords`` each rank
-    digests those records that it holds, however they are divided.
-
-    Source: HMAC-SHA256, RFC 2104.
+    Up to 256 MiB of tensors and arrays are digested to the last byte. Of any other data set the length and 64 records,
+    drawn by the key, are; of one that returns different values each time, as with random augmentation, only the length.
+    Of ``OwnRecords`` each rank digests those records that it holds, however they are divided.
     """
 
     key: str = field(repr=False)  # in hexadecimal digits, as the digest

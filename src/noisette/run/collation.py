@@ -46,12 +46,10 @@ def _form(value: Any) -> object:
 
 
 def joined(microbatches: list[Any], remedy: str = _ONE_SHAPE) -> Any:
-    """Microbatches of one record each as one: tensors one below the other, and of other values a list.
+    """Microbatches of one record each as one: tensors one below the other, of other values a list, or ``None`` for all.
 
-    A tensor has its record on the first axis, or no axis at all. Arrays become tensors, and ``None`` for all stays. A
-    microbatch that is alone is given as it is, but for arrays and tensors without an axis.
-
-    What differs in fields, types or shapes, or is masked, is a ValueError; of shapes it ends with ``remedy``.
+    A tensor has its record on the first axis, or no axis at all. What differs in fields, types or shapes, or is masked,
+    is a ValueError; of shapes it ends with ``remedy``.
 
     Guarantee: the row of a record is a function of that record alone.
     """
@@ -70,10 +68,7 @@ Values = list[Any]  # of one place in all records
 
 
 def _at_each_place(values: Values, remedy: str, name: object = None) -> Any:
-    """The containers of the first record, with the rows of all records at each place; checks that they have one form.
-
-    Containers without tensors are not opened.
-    """
+    """The containers of the first record, with the rows of all at each place; those without tensors are not opened."""
     if all(type(value) in (list, tuple) and not tensors(map_leaves(_as_tensor, value)) for value in values):
         return [value[0] for value in values] if {*map(len, values)} == {1} else values
     if (parts := _parts_of_all(values, remedy, name)) is None:
@@ -124,9 +119,7 @@ def _check_row(shape: tuple[int, ...], name: object) -> None:
 def _check_one_type(values: Values, name: object) -> None:
     kinds = [f"Tensor of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__ for value in values]
     if len(kinds := list(dict.fromkeys(kinds))) > 1:
-        raise ValueError(
-            f"{_has(name)} different types, such as {kinds[0]} and {kinds[1]}: bring all to that of the first record"
-        )
+        raise ValueError(f"{_has(name)} different types, such as {kinds[0]} and {kinds[1]}: bring all records to one")
 
 
 def _check_one_shape(shapes: Sequence[tuple[int, ...]], remedy: str, name: object) -> None:
@@ -229,8 +222,10 @@ class PaddedBuckets:
 
     def __getitem__(self, index: int) -> Any:
         record, edge = self._records[index], self.edges[self._edge_of[index]]
-        found = self._sequences(index, record)
-        padded = {name: _padded(sequence, edge, fill) for name, (sequence, fill) in found.items()}
+        padded: dict[Name, Tensor] = {}
+        for name, (sequence, fill) in self._sequences(index, record).items():
+            padded[name] = sequence.new_full((edge, *sequence.shape[1:]), fill)
+            padded[name][: len(sequence)] = sequence[:edge]
         if isinstance(record, Mapping):
             return dict(record) | padded
         if isinstance(record, tuple):
@@ -283,14 +278,8 @@ class PaddedBuckets:
 
 
 def _sequence(value: Any) -> Tensor:
-    """A sequence as a tensor; an empty list is one of whole numbers, as of token ids."""
+    """A sequence as a tensor; an empty one, as of token ids, has whole numbers."""
     tensor = torch.empty(0, dtype=torch.int64) if isinstance(value, list) and not value else torch.as_tensor(value)
     if not tensor.dim():
         raise ValueError(f"expected a sequence with its positions on the first axis, got the number {tensor.item()}")
     return tensor
-
-
-def _padded(sequence: Tensor, edge: int, fill: float) -> Tensor:
-    padded = sequence.new_full((edge, *sequence.shape[1:]), fill)
-    padded[: len(sequence)] = sequence[:edge]
-    return padded

@@ -308,8 +308,7 @@ def _unreached(model: nn.Module, loss: Loss, batch: Microbatch, *, every: bool) 
     """The names of the parameters that the loss of no example depends on; without ``every`` the first one is enough."""
     left = {name: p for name, p in model.named_parameters() if p.requires_grad}
     for k in range(batch.count if every else 1):
-        one = batch.of_rows([k])
-        value = loss(model, *one.args)
+        value = loss(model, *batch.of_rows([k]).args)
         if left and value.requires_grad:
             found = torch.autograd.grad(value.sum(), list(left.values()), allow_unused=True)
             left = {name: p for (name, p), g in zip(left.items(), found, strict=True) if g is None}

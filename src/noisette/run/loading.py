@@ -65,10 +65,7 @@ class OwnRecords:
 
 
 def without_frames(dataset: Any) -> Any:
-    """A data set with arrays in place of tables of pandas: a frame alone is a dictionary of its columns.
-
-    Within a tuple or a dictionary a frame is the matrix of its numbers, (n, columns), and a series a column.
-    """
+    """Arrays in place of tables of pandas: a frame is its columns by name, within others the matrix (n, columns)."""
     if _is_of_pandas(dataset) and dataset.ndim == 2:
         _array_of(dataset)  # which names all columns that hold no numbers
         return {str(name): column.to_numpy() for name, column in dataset.items()}
@@ -96,11 +93,9 @@ def _array_of(values: Any) -> Any:
 
 
 def records_of(dataset: Any, collate_fn: Collate | None = None, dtype: torch.dtype | None = None) -> Records:
-    """How the records of a data set are loaded.
+    """How records are loaded: rows of columns in one indexing call, and of other data sets each record by itself.
 
-    Tensors and arrays, alone or as the columns of a tuple, a dictionary or a ``TensorDataset``, are gathered in one
-    indexing call; arrays in double precision come in the type ``dtype`` of the model, with a warning. Of any other data
-    set with ``len`` and indexing, each record is fetched and collated alone.
+    Arrays in double precision come in the type ``dtype`` of the model, with a warning.
 
     Guarantee: no code of the data set's or the caller's sees two records at once.
     """
@@ -111,8 +106,10 @@ def records_of(dataset: Any, collate_fn: Collate | None = None, dtype: torch.dty
     if isinstance(dataset, PaddedBuckets):
         padded = dataset.collate if collate_fn is None else EachAlone(dataset, collate_fn)
         return Records(len(dataset), padded, dataset.buckets)
-    if isinstance(dataset, TensorDataset) and collate_fn is None and _gives_rows(type(dataset)):
-        dataset = dataset.tensors
+    if isinstance(dataset, TensorDataset) and collate_fn is None:
+        named = ("__getitem__", "__getitems__", "__len__")
+        if all(getattr(type(dataset), name, None) is getattr(TensorDataset, name, None) for name in named):
+            dataset = dataset.tensors  # no code of its own changes them
     columns = _columns_of(dataset)
     if columns is None:
         _check_records(dataset)
@@ -153,12 +150,6 @@ def each_record(dataset: Any) -> Iterator[Any]:
             yield tree_map(lambda rows: rows[0], records.gather(np.array([index])))
         else:
             yield dataset[index]
-
-
-def _gives_rows(kind: type[Any]) -> bool:
-    """Whether a kind of ``TensorDataset`` gives the rows of its tensors, and no code of its own changes them."""
-    own = "__getitem__", "__getitems__", "__len__"
-    return all(getattr(kind, name, None) is getattr(TensorDataset, name, None) for name in own)
 
 
 def _are_tensors(values: Sequence[Any]) -> bool:
@@ -254,7 +245,6 @@ def _rows(column: Any, at: np.ndarray, cast: torch.dtype | None) -> Tensor:
 
 
 _LARGE = 2**22  # bytes
-
 Parts = Iterator[np.ndarray]  # the indices of one microbatch after another
 
 
@@ -287,8 +277,8 @@ class Thread:
 class Processes:
     """Processes of a ``DataLoader``, each with ``ahead`` microbatches under way; they start with the first one.
 
-    Guarantee: they get how records are gathered, and indices; never the key, which was not in the process either, new
-    and with nothing but imports, of which they are copies.
+    Guarantee: they get how records are gathered, and indices; never the key, which was not in the new process either of
+    which they are copies.
     """
 
     def __init__(self, gather: Gather, workers: int, ahead: int = 1, to: torch.device | None = None) -> None:

@@ -15,8 +15,7 @@ from torch import Tensor
 from noisette import errors as checks
 from noisette.accounting import Gaussian, GdpAccountant, Ledger, noise_multiplier_for
 from noisette.accounting.calibrate import check_ranges
-from noisette.core.noise import SecretKey
-from noisette.core.release import BoundedSum, GaussianRelease
+from noisette.core.release import noised
 from noisette.errors import PrivacyError
 from noisette.ranks import AnyRanks, ranks_of
 
@@ -97,8 +96,8 @@ class PrivatePCA(TransformerMixin, BaseEstimator):
             PrivacyError: there are 2^31 rows or more.
         """
         with ExitStack() as owned:
-            noised = self._released(X, ranks_of(self.ranks, owned))
-        self.eigenvalues_, self.components_ = _leading((noised + noised.T) / 2, self.n_components)
+            moment = self._released(X, ranks_of(self.ranks, owned))
+        self.eigenvalues_, self.components_ = _leading((moment + moment.T) / 2, self.n_components)
         return self
 
     def _released(self, X: Any, ranks: AnyRanks) -> np.ndarray:  # noqa: N803
@@ -111,10 +110,10 @@ class PrivatePCA(TransformerMixin, BaseEstimator):
         ranks.check_equal("the principal components", lambda: declared)
         ranks.add_up([torch.from_numpy(total)])  # of integers, so it is that of a single process
         with ranks.unanimous("the price of the principal components"):
-            event = Gaussian(noise_multiplier, parts=((PART, 1.0),))
-            self.ledger.charge(event, declaration=self.declaration)
+            self.ledger.charge(Gaussian(noise_multiplier, parts=((PART, 1.0),)), declaration=self.declaration)
         self.noise_multiplier_, self.n_features_in_ = noise_multiplier, features
-        return _noised(total, noise_multiplier, ranks.key())
+        # Its sensitivity is one, the largest Frobenius norm of the outer product of a row.
+        return noised(torch.from_numpy(total * _UNIT**2), noise_multiplier, ranks.key(), PART).numpy()
 
     @_quiet
     def transform(self, X: Any) -> Any:  # noqa: N803
@@ -168,10 +167,7 @@ class PrivatePCA(TransformerMixin, BaseEstimator):
 
 
 def _table(data: Any) -> Any:
-    """The rows as a dense tensor, an array or a scipy sparse matrix with two axes.
-
-    The number of rows is private, so no error message contains it.
-    """
+    """The rows as a dense tensor, array or scipy sparse matrix; no error tells their number, which is private."""
     if not isinstance(data, Tensor) and not sparse.issparse(data):
         try:
             data = np.asarray(data)
@@ -183,7 +179,10 @@ def _table(data: Any) -> Any:
             "images.reshape(len(images), -1)"
         )
     if data.is_complex() if isinstance(data, Tensor) else data.dtype.kind not in "biuf":
-        raise ValueError(f"expected rows of real numbers, got {_kind(data)}; encode other columns as numbers first")
+        # The dtype itself contains the length of the longest entry of texts.
+        kinds = {"U": "text", "S": "text", "O": "objects", "c": "complex numbers"}
+        kind = str(data.dtype) if isinstance(data, Tensor) else kinds.get(data.dtype.kind, "another kind")
+        raise ValueError(f"expected rows of real numbers, got {kind}; encode other columns as numbers first")
     if isinstance(data, Tensor):
         if data.layout != torch.strided:
             raise ValueError(f"expected a dense tensor, got {data.layout}; give sparse rows as a scipy sparse matrix")
@@ -191,19 +190,9 @@ def _table(data: Any) -> Any:
     return data.tocsr() if sparse.issparse(data) else data
 
 
-def _kind(data: Any) -> str:
-    """What a table holds instead of numbers; not its dtype, which for text contains the length of the longest entry."""
-    if isinstance(data, Tensor):
-        return str(data.dtype)
-    return {"U": "text", "S": "text", "O": "objects", "c": "complex numbers"}.get(data.dtype.kind, "another kind")
-
-
 @_quiet
 def _second_moment(rows: Any, ranks: AnyRanks) -> np.ndarray:
-    """The exact sum of the outer products of the rows at norm one, in integer multiples of the unit squared.
-
-    Each rank takes every ``ranks.size``-th block of rows.
-    """
+    """The exact sum of the outer products of this rank's rows at norm one, in integer multiples of the unit squared."""
     if rows.shape[0] >= _MAX_ROWS:
         raise PrivacyError(f"a sum over {_MAX_ROWS} records or more is not exact; fit a public part of the table")
     total = np.zeros((rows.shape[1], rows.shape[1]), dtype=np.int64)
@@ -216,34 +205,18 @@ def _second_moment(rows: Any, ranks: AnyRanks) -> np.ndarray:
 
 
 def _unit_rows(rows: np.ndarray) -> np.ndarray:
-    """Each row scaled to norm one or just below, in integer multiples of the unit.
-
-    Rows of zeros, or with a value that is not finite, become zeros. Each row is first divided by its largest magnitude,
-    so that no square overflows or underflows.
-    """
+    """Each row scaled to norm one or just below, in integer multiples of the unit; zeros where one is not finite."""
     rows = np.where(np.isfinite(rows).all(1, keepdims=True), rows, 0.0)
     largest = np.abs(rows).max(1, keepdims=True, initial=0.0)
-    rows = rows / np.where(largest > 0, largest, 1.0)
+    rows = rows / np.where(largest > 0, largest, 1.0)  # so that no square overflows or underflows
     norms = np.sqrt(np.square(rows).sum(1, keepdims=True))  # at least one, except for rows of zeros
     return np.trunc(rows * ((1 - _SLACK) / _UNIT / np.maximum(norms, 1.0)))
 
 
-def _noised(total: np.ndarray, noise_multiplier: float, key: SecretKey) -> np.ndarray:
-    """The released sum: its sensitivity is one, the largest Frobenius norm of the outer product of a row."""
-    grads = torch.from_numpy(total * _UNIT**2)
-    noised = torch.empty_like(grads)
-    release = GaussianRelease(key, noise_multiplier, expected_batch_size=1)
-    release([BoundedSum((noised,), (grads,), bound=1.0, name=PART)], {}, step=0)
-    assert noised.grad is not None
-    return noised.grad.numpy()
-
-
 def _leading(matrix: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """The k largest eigenvalues, and their eigenvectors as rows with signs that do not depend on the solver.
-
-    They are the largest by value, not by magnitude, because noise alone causes eigenvalues far below zero.
-    """
+    """The k largest eigenvalues, and their eigenvectors as rows with signs that do not depend on the solver."""
     d = len(matrix)
+    # By value, not by magnitude, because noise alone causes eigenvalues far below zero.
     values, vectors = linalg.eigh(matrix, subset_by_index=(d - k, d - 1))
     vectors = vectors.T[::-1]
     largest = np.take_along_axis(vectors, np.abs(vectors).argmax(1, keepdims=True), axis=1)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -190,8 +190,8 @@ class PerExampleClip:
         self._tried += microbatch.count
         groups = self._trained_groups()
         for hook in self.model._forward_pre_hooks.values():
-            if isinstance(hook, RefreshesFromPublicData):
-                hook.refresh(self.model)  # in its own buffers: copies are dropped after a call, a graph has no hooks
+            if (refresh := getattr(hook, "refresh", None)) is not None:  # of statistics from public data
+                refresh(self.model)  # in its own buffers: copies are dropped after a call, a graph has no hooks
         if self._is_sharded:
             with in_step(self.ranks, "a microbatch"), self._shards.gathered(self.ranks):
                 clipped = self._clipped_sum(loss, microbatch, clipping_of(groups), public)
@@ -313,7 +313,7 @@ class PerExampleClip:
             with few_operations():
                 return self._step(loss, microbatch, clipping, public, once=True)
         try:
-            return self._in_calls(loss, microbatch, clipping, public)
+            return self._called(loss, microbatch, clipping, public)
         except (PrivacyError, torch.OutOfMemoryError):
             raise
         except Exception:
@@ -328,9 +328,7 @@ class PerExampleClip:
                 raise
             return ClippedSum({}, torch.zeros(len(clipping.groups), 1, device=microbatch.tensors[0].device))
 
-    def _in_calls(
-        self, loss: Loss, microbatch: Microbatch, clipping: Clipping, public: tuple[Tensor, ...]
-    ) -> ClippedSum:
+    def _called(self, loss: Loss, microbatch: Microbatch, clipping: Clipping, public: tuple[Tensor, ...]) -> ClippedSum:
         """The clipped sum of a microbatch: by one call of the loss, or where that cannot be, one for each example."""
         if not self._is_one_by_one:
             try:
@@ -372,8 +370,7 @@ class PerExampleClip:
         trained = self._trained()
         repeats = not once and getattr(self.engine, "repeats_the_pass", False)
         model = TrainedModel(self.model, trained, self.buffers, self._outside)
-        arguments = loss, model, microbatch, public, None if once else recompute
-        record = partial(record_losses, *arguments)
+        record = partial(record_losses, loss, model, microbatch, public, None if once else recompute)
         code = _code_of(loss)
         with nullcontext() if code in self._known_losses else shared_numbers_refused():
             forward = repeatable(record, microbatch.tensors) if repeats else record()
@@ -428,11 +425,3 @@ def _code_of(loss: Any) -> object:
 
 def _without_autocast(device: str) -> AbstractContextManager[object]:
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
-
-
-@runtime_checkable
-class RefreshesFromPublicData(Protocol):
-    """A hook that brings a model's public statistics up to date, in the same tensors, before a call."""
-
-    def refresh(self, model: nn.Module) -> None:
-        """Recompute the statistics if weights have changed."""

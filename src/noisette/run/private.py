@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import nn
@@ -25,7 +25,7 @@ from noisette.accounting.ledger import LedgerAccount, as_html, as_text, declared
 from noisette.capture.captured import schedule_of
 from noisette.core.batches import Batch
 from noisette.core.loss import is_sharded
-from noisette.core.noise import GaussianNoise, SecretKey, Source, never
+from noisette.core.noise import GaussianNoise, SecretKey, Source
 from noisette.core.release import GaussianRelease, GradientBound, NoisySums, OwnNoise, parts_of
 from noisette.core.steps import DpSgd, Parts, RandomStates, differing_parameters, seed_torch, unfinished_runs
 from noisette.errors import PrivacyError, plain
@@ -120,22 +120,15 @@ def ledger_on_ranks(
     return ledger
 
 
-@runtime_checkable
-class HoldsNoise(Protocol):
-    """A hook before a module's forward pass that draws numbers for it: at ``hold``, for all passes until ``let_go``."""
-
-    def hold(self, module: nn.Module) -> None: ...
-    def let_go(self) -> None: ...
-
-
 def held_noise(model: nn.Module) -> Callable[[Callable[[], int]], Callable[[], None]] | None:
     """What draws the numbers of a model's hooks once for a batch; ``None`` for a model without such hooks.
 
-    With another draw for each microbatch, or on each rank, one record more would move all those behind it to others.
-    The function that is returned takes what gives the seed of all ranks, draws, and returns what ends the batch.
+    A hook draws at ``hold(module)``, for all passes until ``let_go()``. With another draw for each microbatch, or on
+    each rank, one record more would move all those behind it to others. The function that is returned takes what gives
+    the seed of all ranks, draws, and returns what ends the batch.
     """
-    hooks = [(part, each) for part in model.modules() for each in part._forward_pre_hooks.values()]
-    found = [(part, each) for part, each in hooks if isinstance(each, HoldsNoise)]
+    hooks: list[tuple[nn.Module, Any]] = [(m, each) for m in model.modules() for each in m._forward_pre_hooks.values()]
+    found = [(part, each) for part, each in hooks if hasattr(each, "hold") and hasattr(each, "let_go")]
 
     def hold(seed: Callable[[], int]) -> Callable[[], None]:
         before = RandomStates.now()
@@ -207,7 +200,7 @@ class PrivateRun(DpSgd):
         # The ranks of a sharded model take every microbatch together; others meet once a step.
         kind = partial(JointBatch, ranks=ranks) if together else Batch
         captured = bound.schedule if isinstance(bound, PerExampleClip) else schedule_of("auto")
-        source: Source = never
+        source: Source | None = None
         if (captured is not None and captured.compiles) or any(device.type != "cpu" for device in devices):
             from noisette.noise.device import CompiledNoise
 
@@ -313,10 +306,10 @@ class PrivateRun(DpSgd):
             TypeError: the bound is neither a ``PerExampleClip`` nor a ``LipschitzBound``.
         """
         from noisette.training.report.facts import facts_of_run
-        from noisette.training.report.statement import Statement, as_text, own_sections
+        from noisette.training.report.statement import Statement, as_text, statement
 
         facts = facts_of_run(self, delta)
-        return Statement(as_text(own_sections(facts), title=f"Privacy statement of a run on {facts.data}"))
+        return Statement(as_text(statement(facts), title=f"Privacy statement of a run on {facts.data}"))
 
     def report(self, path: Path | str, *, delta: float) -> None:
         """Write one HTML page: settings, epsilon against steps, bounds on attacks, and the :meth:`statement`."""
@@ -494,9 +487,7 @@ class PrivateRun(DpSgd):
         run._saved_in = folder
         return run
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> None:
         # What torch says of a tensor of a vectorised call that has ended.
         if isinstance(error, RuntimeError) and "maybe_level.has_value()" in str(error):
             error.add_note(
@@ -627,9 +618,8 @@ def privatize(
             if noise_multiplier is None:
                 assert epsilon is not None, "checked above"
                 assert delta is not None, "checked above"
-                before = ledger.declarations
+                before, prior = ledger.declarations, ledger.events
                 by = accountant_beside(before, accountant, declaration=declaration, epsilon=epsilon, delta=delta)
-                prior = ledger.events
                 event = least_noisy(
                     possible, epsilon=epsilon, delta=delta, steps=steps, accountant=by, prior_events=prior
                 )

@@ -81,8 +81,7 @@ class CyclicPoissonSampler:
     Each record's group is drawn once, uniformly and independently of all others. A resumed run draws new groups.
 
     Guarantee: a record is in at most one of ``bands`` consecutive batches.
-    Source: Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization", algorithm 2 (sampling); groups drawn
-    at random instead of groups of equal sizes, because those would depend on the number of records.
+    Source: as :class:`CyclicPoisson`, algorithm 2; groups of equal sizes would depend on the number of records.
     """
 
     size: int
@@ -162,16 +161,14 @@ class Users:
 
 
 class UserRecords:
-    """The records by their users (numbers from 0 on), of whom each keeps ``most_records`` at most, drawn by the key.
-
-    A choice by the order of the data set could be steered by whoever orders it.
-    """
+    """The records by their users (numbers from 0 on), of whom each keeps ``most_records`` at most, drawn by the key."""
 
     def __init__(self, users: np.ndarray, most_records: int, key: SecretKey) -> None:
         self.users = users
         words = np.empty(len(users), dtype=np.uint64)
         key.fill(words, purpose="kept records", name="", step=0)
-        by_user = np.lexsort((words, users))  # the records of each user together, in an order drawn by the key
+        # The records of each user together, in an order that whoever orders the data set cannot steer.
+        by_user = np.lexsort((words, users))
         del words
         counts = np.bincount(users)
         place = np.arange(len(users))
@@ -449,5 +446,4 @@ def sampler_of(event: StepRelease, size: int, key: SecretKey, *, first_step: int
             return CyclicPoissonSampler(size, event.of_round.sampling_rate, event.bands, key, first_step)
         case UserLevel():
             assert users is not None, "grouped by user_records"
-            by_users = UserSampler if event.records == 1 else KeptRecordsSampler
-            return by_users(users, event.sampling_rate, key)
+            return (UserSampler if event.records == 1 else KeptRecordsSampler)(users, event.sampling_rate, key)

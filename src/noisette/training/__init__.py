@@ -9,10 +9,6 @@ _TRIM_THRESHOLD, _MMAP_MAX, _LARGEST = -1, -4, 2**31 - 1  # of glibc's malloc.h
 
 
 def keep_freed_memory() -> bool:
-    """Keep freed memory for the next tensors instead of returning it to the system; returns whether that is possible.
-
-    Touching fresh pages takes longer than the arithmetic on them. The setting applies to the whole process, so only the
-    command line uses it. Linux with glibc only.
-    """
+    """Keep freed memory of the whole process, whose fresh pages take longer than arithmetic; whether it is possible."""
     set_option = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None
     return set_option is not None and bool(set_option(_TRIM_THRESHOLD, _LARGEST)) and bool(set_option(_MMAP_MAX, 0))

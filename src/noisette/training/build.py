@@ -4,45 +4,57 @@ from __future__ import annotations
 
 import hashlib
 import math
+import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pooch
 import torch
+from rich.console import Console
+from rich.progress import track
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import TensorDataset
 
-from noisette.accounting import Ledger
+from noisette.accounting import Ledger, atomic_files
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.clipping.rules import FlatClipping
 from noisette.core.release import GradientBound
-from noisette.data import DataSet
+from noisette.data import DataSet, Split
 from noisette.errors import first_few
 from noisette.lipschitz import Constrained
 from noisette.lipschitz.bound import LipschitzBound
+from noisette.lipschitz.projections import project
 from noisette.lipschitz.propagation import output_shape
 from noisette.nn import MirrorAndShift, Whitening, mean_over_views, models
-from noisette.nn.batch_norm import convert_batch_norm, refuse_overlap
+from noisette.nn.batch_norm import convert_batch_norm, in_evaluation, refuse_overlap
 from noisette.nn.features import Loss
 from noisette.nn.lipschitz import TauCrossEntropy
 from noisette.nn.models.backbones import folder_of
-from noisette.nn.models.factory import fixed_features, is_folder_of_model, sha256_of_weights
+from noisette.nn.models.factory import (
+    ImageFeatures,
+    TextFeatures,
+    fixed_features,
+    is_folder_of_model,
+    sha256_of_weights,
+)
 from noisette.ranks import AnyRanks
 from noisette.run.per_example import PerExampleClip
 from noisette.run.sampling import Sampling, Users
-from noisette.training.evaluation import Examples, features_of
-from noisette.training.optimizers import WeightAverage
-from noisette.training.recipe import BATCH_NORMS, BATCHES, COMPILE, OPTIMIZERS, ModelSection, Recipe
+from noisette.training.recipe import BATCH_NORMS, BATCHES, COMPILE, OPTIMIZERS, ModelSection, Recipe, TrainingSection
 
+_AT_ONCE = 100  # examples whose fixed features are computed
 LossOfScores = Callable[[Tensor, Tensor], Tensor]  # of scores and targets, one value for each example
 
 
 class TrainingSetup:
     """The model, bound, optimizer and examples of a recipe.
 
-    ``components`` gives the private principal components, (components, numbers), if the recipe asks for them.
-    ``whitening`` are the constants that a resumed run began with, if its recipe whitens features: computed anew on
-    another machine, components of nearly the same variance could be others.
+    ``components`` gives its private principal components, (components, numbers), if it has any, and ``whitening`` those
+    that a resumed run began with: anew on another machine, ones of nearly the same variance could be others.
 
     Raises:
         ValueError: model, weights or public examples do not fit the records or each other.
@@ -66,7 +78,9 @@ class TrainingSetup:
         model.to(device)
         chosen = public_examples_of(recipe, data, public)
         self.public_weights = sha256_of_first_weights(recipe.model)
-        self.public_digest = _public_digest(data, chosen, self.public_weights)
+        arrays = [None if chosen is None else chosen.numpy(), data.vectors]
+        given = self.public_weights.encode() + b"".join(array.tobytes() for array in arrays if array is not None)
+        self.public_digest = hashlib.sha256(given).hexdigest() if given else ""  # of all that is public
         self.whitening, whitened = whitening, recipe.model.whitened
         if recipe.model.standardised or whitened:
             if not isinstance(model, models.FixedFeatures):
@@ -83,9 +97,7 @@ class TrainingSetup:
         if section.moves and len(shape) != 3:
             raise ValueError(f"augmentation is for images of three axes, not examples of shape {shape}; leave it out")
         if section.moves and fixed is not None:
-            raise ValueError(
-                "features of a fixed part are computed once, from the image itself; leave out augmentation"
-            )
+            raise ValueError("fixed features are computed once, from the image itself; leave out augmentation")
         self.examples = Examples(data.train, fixed, device)
         self.inputs = self.examples.tensors[0]
         self.users = None
@@ -109,8 +121,7 @@ class TrainingSetup:
         momentum = {"momentum": settings.momentum} if settings.optimizer == "sgd" else {}
         make = OPTIMIZERS[settings.optimizer].resolve()
         self.optimizer: torch.optim.Optimizer = make(trained.parameters(), lr=settings.lr or 1.0, **momentum)
-        averages = settings.averaging or settings.average_last
-        self.averaged = WeightAverage(trained, settings) if averages else None
+        self.averaged = WeightAverage(trained, settings) if settings.averaging or settings.average_last else None
         learned = self.averaged.module if self.averaged else trained
         self.published = models.FixedFeatures(fixed, learned) if fixed else learned
         self.tested = learned  # maps the stored test examples to scores
@@ -123,13 +134,6 @@ def sha256_of_first_weights(model: ModelSection) -> str:
     if is_folder_of_model(model.name):
         return sha256_of_weights(Path(model.name))
     return "" if model.weights is None else hashlib.sha256(Path(model.weights).read_bytes()).hexdigest()
-
-
-def _public_digest(data: DataSet, chosen: Tensor | None, public_weights: str) -> str:
-    """A digest of the public examples, first weights and word vectors; "" if there are none."""
-    arrays = [None if chosen is None else chosen.numpy(), data.vectors]
-    given = public_weights.encode() + b"".join(array.tobytes() for array in arrays if array is not None)
-    return hashlib.sha256(given).hexdigest() if given else ""
 
 
 def model_of(recipe: Recipe, data: DataSet) -> nn.Module:
@@ -188,12 +192,7 @@ def public_examples(public: DataSet, *, examples: int, seed: int) -> Tensor:
 def replace_batch_norm(
     model: nn.Module, name: str, public: Tensor | Sequence[Tensor] | None = None, private: Tensor | None = None
 ) -> None:
-    """Replace every batch norm of a model by the norm that a recipe calls by this name.
-
-    Raises:
-        ValueError: the model has no batch norm, or one that the norm cannot replace.
-        PrivacyError: a public example is one of the private ones.
-    """
+    """Replace every batch norm of a model by the norm that a recipe calls by this name, or a ``ValueError``."""
     if not any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in model.modules()):
         raise ValueError(f'the model has no batch norm that batch_norm = "{name}" could replace; leave it out')
     private = private if public is not None else None
@@ -222,7 +221,7 @@ def _loss(recipe: Recipe, data: DataSet) -> LossOfScores:
     """The squared error of a number, or the cross-entropy times the weight of the class over the largest one."""
     weights, names = recipe.training.class_weights, recipe.data.classes
     if data.target is not None:
-        return squared_error
+        return lambda predictions, targets: (predictions.squeeze(1) - targets).square()  # (n, 1) and (n,)
     if weights is None:
         return partial(nn.functional.cross_entropy, reduction="none")
     order = names if isinstance(names, tuple) else tuple(map(str, range(data.classes)))
@@ -243,11 +242,6 @@ def relative_weights(weights: Sequence[float]) -> Tensor:
     return torch.tensor(weights) / max(weights)
 
 
-def squared_error(predictions: Tensor, targets: Tensor) -> Tensor:
-    """The squared error of each example, (n,), from predictions (n, 1) and targets (n,)."""
-    return (predictions.squeeze(1) - targets).square()
-
-
 def _clip(model: nn.Module, recipe: Recipe) -> tuple[PerExampleClip, float | None]:
     """The clipping of the recipe, and the noise multiplier of a whole step if the recipe gives one."""
     # Those of the recipe, C and sigma, are of each group that is clipped alone. Noise of sigma C on each of K groups
@@ -258,3 +252,95 @@ def _clip(model: nn.Module, recipe: Recipe) -> tuple[PerExampleClip, float | Non
     clipping, engine = make(privacy.max_grad_norm * spread), ENGINES[privacy.engine].resolve()()
     clip = PerExampleClip(model, clipping=clipping, engine=engine, capture=COMPILE[recipe.training.compile])
     return clip, None if privacy.noise_multiplier is None else privacy.noise_multiplier / spread
+
+
+class WeightAverage(AveragedModel):
+    """The average of a model's weights that a recipe asks for; ``module`` is the model with it.
+
+    With ``averaging`` d it is exponential: after step t the average moves by 1 - min(d, t / (9 + t)) towards the
+    weights, so the first ones, which are far from good, soon leave it. With ``average_last`` s it is the mean of the
+    weights of the last share s of the steps, and before these the weights themselves.
+
+    Source: Polyak & Juditsky 1992; for private training De et al. 2022, section 3.2.
+    """
+
+    def __init__(self, model: nn.Module, settings: TrainingSection) -> None:
+        self._decay, self._last = settings.averaging, settings.average_last
+        super().__init__(model, avg_fn=self._moved)
+
+    def update(self, model: nn.Module, *, spent: int, steps: int) -> None:
+        """Take in the weights after step ``spent`` of ``steps``."""
+        if self._last and spent <= (1 - self._last) * steps + 1:
+            self.n_averaged.zero_()  # this update copies the weights
+        self.update_parameters(model)
+        project(self.module)  # an average of orthogonal weights is not orthogonal
+
+    def _moved(self, kept: Tensor, current: Tensor, count: Tensor | int) -> Tensor:
+        weights = int(count)
+        share = 1 / (1 + weights) if self._last else 1 - min(self._decay, (1 + weights) / (10 + weights))
+        return torch.lerp(kept, current, share)
+
+
+class Examples(TensorDataset):
+    """Inputs of the trained part of the model, and targets: the split itself, or its fixed features, computed once.
+
+    Features are rounded differently on another machine, so a resumed run recognises its records by the split.
+    """
+
+    def __init__(self, split: Split, fixed: nn.Module | None, device: torch.device) -> None:
+        inputs, targets = torch.as_tensor(split.inputs), torch.as_tensor(split.targets, device=device)
+        super().__init__(inputs.to(device) if fixed is None else _features(inputs, fixed, device), targets)
+        self.known_by = (split.inputs, split.targets)
+
+
+def _features(inputs: Tensor, fixed: nn.Module, device: torch.device) -> Tensor:
+    """As :func:`features_of`, those of a public network from an earlier run if there was one."""
+    if isinstance(fixed, nn.Sequential):
+        for part in fixed:
+            inputs = _features(inputs, part, device)
+        return inputs.to(device)
+    if isinstance(fixed, ImageFeatures | TextFeatures):
+        return cached_features(fixed, inputs, partial(features_of, inputs, fixed, device)).to(device)
+    return features_of(inputs, fixed, device)
+
+
+@torch.no_grad()
+def features_of(inputs: Tensor, fixed: nn.Module, device: torch.device) -> Tensor:
+    """The fixed features of inputs (n, ...)."""
+    shape = fixed(inputs.new_zeros((1, *inputs.shape[1:]), device=device)).shape[1:]
+    features = torch.empty(len(inputs), *shape, device=device)
+    pairs = zip(features.split(_AT_ONCE), inputs.split(_AT_ONCE), strict=True)
+    shown, parts = Console(stderr=True), -(-len(inputs) // _AT_ONCE)
+    for place, part in track(pairs, "features", parts, console=shown, disable=not shown.is_terminal):
+        place.copy_(fixed(part.to(device)))
+    return features
+
+
+def cached_features(
+    network: nn.Module, inputs: Tensor, compute: Callable[[], Tensor], folder: Path | None = None
+) -> Tensor:
+    """The features (n, ...) of inputs (n, ...): those of an earlier call, or ``compute()``, which are then kept.
+
+    A network is known by its printed form and its weights, inputs by their values. Features of records are as private
+    as the records: the owner alone can read the files (mode 600), in ``noisette/features`` of the user's cache. Their
+    names are digests with a secret key that lies beside them, so a name tells nothing about the records.
+    """
+    folder = folder or Path(pooch.os_cache("noisette")) / "features"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if not (key := folder / "key").is_file():
+        atomic_files.write(key, secrets.token_bytes(32), mode=0o600)
+    digest = hashlib.blake2b(str(network).encode(), key=key.read_bytes(), digest_size=16)
+    for tensor in (*network.parameters(), *network.buffers(), inputs):
+        digest.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    file = folder / f"{digest.hexdigest()}.safetensors"
+    if not file.is_file():
+        atomic_files.write(file, save({"features": compute().cpu()}), mode=0o600)
+    return load_file(file)["features"]
+
+
+@torch.no_grad()
+def outputs(model: nn.Module, inputs: Tensor, *, at_once: int = 2000) -> np.ndarray:
+    """The scores of a model in evaluation, (n, classes); ``at_once`` examples are in memory at once."""
+    with in_evaluation(model):
+        return torch.cat([model(part).float().cpu() for part in inputs.split(at_once)]).numpy()

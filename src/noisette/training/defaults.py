@@ -23,8 +23,11 @@ REACH = 100.0
 NETWORK_REACH = 30.0  # of a network with hidden layers, whose inputs are from -1 to 1
 # The model for tables, whose last layer alone has gradients of norm 2: others than frequent classes are clipped below.
 TABLE, TABLE_NORM = "table", 2.0
-# Epsilon times records, over the root of the number of weights, from which on linear models of tables have it too.
-SIGNAL = 1000.0
+# With its hidden layer they are larger, most of all for rare classes: from so many times epsilon records on, there is
+# signal for the noise of this norm, with the rate for norm 2.
+MANY_RECORDS, LARGER_TABLE_NORM = 10_000.0, 3.0
+# Epsilon times records, over the root of the number of weights, from which on linear models of tables are clipped at 2.
+SIGNAL = 500.0
 MOMENTUM = 0.9
 
 
@@ -50,21 +53,13 @@ def batches_for(size: int) -> Batches:
 
 
 def delta_for(size: int) -> float:
-    """The delta for this declared number of records: 1e-5, or a tenth of one over the size where that is smaller.
-
-    >>> delta_for(1_000), delta_for(1_000_000)
-    (1e-05, 1e-07)
-    """
+    """The delta for this declared number of records: 1e-5, or a tenth of one over the size where that is smaller."""
     checks.count(size=size)
     return min(1e-5, 1 / (10 * size))
 
 
 def knots_for(features: int, size: int) -> int:
-    """Fixed triangles for each number of a row: 8, or fewer where records are few for the weights, down to none.
-
-    >>> knots_for(features=10, size=10_000), knots_for(features=64, size=1_500)
-    (8, 0)
-    """
+    """Fixed triangles for each number of a row: 8, or fewer where records are few for the weights, down to none."""
     checks.count(features=features, size=size)
     return min(MOST_KNOTS, max(0, size // (RECORDS_PER_WEIGHT * features) - 1))
 
@@ -88,8 +83,6 @@ def learning_rate_for(
     momentum, and ``curvature`` the largest second derivative of the loss, where it is known: at twice the rate that it
     permits, steps would not settle even without noise.
 
-    Raises:
-        TypeError, ValueError: a number is not above zero.
     Source: Nemirovski et al. 2009, "Robust stochastic approximation", section 2.2; Bassily et al. 2014, theorem 2.4.
 
     >>> round(learning_rate_for(dimensions=1000, noise_multiplier=2.0, expected_batch_size=1000, steps=500), 2)

@@ -8,11 +8,12 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -21,17 +22,16 @@ from noisette.accounting.calibrate import schedule
 from noisette.accounting.filters import accountant_beside
 from noisette.core.release import GradientBound
 from noisette.data import DataSet
+from noisette.data.dataset import Target
 from noisette.nn.batch_norm import in_evaluation
 from noisette.nn.features import Loss, Whitening
 from noisette.ranks import AnyRanks, ranks_of
 from noisette.ranks.launch import refuse_several_processes
 from noisette.run.checkpoint import SavedRun
 from noisette.run.private import PrivateRun, ledger_on_ranks, privatize
-from noisette.training.build import TrainingSetup, principal_components_of
-from noisette.training.defaults import NETWORK_REACH, learning_rate_for
-from noisette.training.evaluation import Outcome, Watch, class_figures, number_figures, outputs
-from noisette.training.optimizers import learning_rate
-from noisette.training.recipe import ACCOUNTANTS, Recipe, check_plain
+from noisette.training.build import TrainingSetup, outputs, principal_components_of
+from noisette.training.defaults import NETWORK_REACH, TABLE, TABLE_NORM, learning_rate_for
+from noisette.training.recipe import ACCOUNTANTS, Recipe, TrainingSection, check_plain
 from noisette.training.report.facts import ClassFigures, NumberFigures, Point, epsilon_after
 
 _POINTS = 20
@@ -44,13 +44,35 @@ _SHORT = 0.04  # seconds of a step that is long enough to be measured
 _GAIN = 0.9  # all threads are taken where their time is at most this share of one thread's
 
 
+@dataclass
+class Outcome:
+    """A finished run, which is private unless it is said."""
+
+    recipe: Recipe
+    data: DataSet
+    model: nn.Module
+    run: Any  # a PrivateRun, or a PlainRun without privacy
+    points: list[Point] = field(default_factory=list)
+    seconds: float = 0.0  # for calibration, training and evaluation
+    resumed: int = 0  # how many times
+    public_weights: str = ""  # the SHA-256 of the file of the first weights, as it was read; "" if they were random
+    test: ClassFigures | NumberFigures | None = None  # of the model on its test examples
+
+    @property
+    def epsilon(self) -> float:
+        """The privacy cost of the whole run at the recipe's delta, infinite without privacy."""
+        return self.run.epsilon(delta=self.recipe.privacy.delta)
+
+
+Watch = Callable[[Any, Point], None]  # of the run, which is a PrivateRun unless it has no privacy
+
+
 def start_run(
     recipe: Recipe, setup: TrainingSetup, size: int, ledger: Ledger, ranks: AnyRanks, declaration: str
 ) -> PrivateRun:
     """The private run of a recipe on data of this declared size, before its first step.
 
-    It has fewer steps than the recipe's epochs if noise is given and the budget allows fewer, of Poisson batches of
-    records: with others a run that exceeds the budget is refused.
+    It has fewer steps than the epochs if noise is given and the budget allows fewer, of Poisson batches of records.
     """
     privacy, training, noise = recipe.privacy, recipe.training, setup.noise_multiplier
     accountant = ACCOUNTANTS[privacy.accountant]
@@ -90,12 +112,13 @@ def with_rate(recipe: Recipe, run: PrivateRun) -> Recipe:
     training = recipe.training
     if training.lr is not None:
         return recipe
+    norm = recipe.privacy.max_grad_norm  # a table's larger one is there to clip less, not for shorter steps
     constant = learning_rate_for(
         dimensions=sum(p.numel() for group in run.optimizer.param_groups for p in group["params"] if p.requires_grad),
         noise_multiplier=run.noise_multiplier,
         expected_batch_size=training.batch_size,
         steps=run.steps,
-        max_grad_norm=recipe.privacy.max_grad_norm,
+        max_grad_norm=min(norm, TABLE_NORM) if recipe.model.name == TABLE else norm,
         reach=NETWORK_REACH,
         momentum=training.momentum,
     )
@@ -103,12 +126,21 @@ def with_rate(recipe: Recipe, run: PrivateRun) -> Recipe:
     return replace(recipe, training=replace(training, lr=constant / on_average))
 
 
+def learning_rate(settings: TrainingSection, *, spent: int, steps: int, sampling_rate: float) -> float:
+    """The learning rate of the step after ``spent`` of ``steps``, also of lost ones: a run ends at the planned rate."""
+    assert settings.lr is not None, "a run resolves it before its first step"
+    if settings.lr_end is not None:
+        moved = min(1.0, spent / round(settings.lr_epochs / sampling_rate))
+        return settings.lr + (settings.lr_end - settings.lr) * moved
+    return settings.lr * ((1 + math.cos(math.pi * spent / steps)) / 2 if settings.cosine else 1)
+
+
 def train(
     recipe: Recipe,
     data: DataSet,
     *,
     public: DataSet | None = None,
-    ledger_path: Path | None,
+    ledger_path: Path | None = None,
     on_step: Watch,
     checkpoint: Path | None = None,
     points: int = _POINTS,
@@ -191,8 +223,8 @@ def resume(
         outcome = Outcome(with_rate(recipe, run), data, setup.published, run, public_weights=setup.public_weights)
         outcome.points = [Point(**point) for point in saved["points"]]
         outcome.resumed = saved["resumed"] + 1
-        training = _Training(setup, outcome, checkpoint, start - saved["seconds"], saved["places"], ranks)
-        return training.finish(on_step)
+        began = start - saved["seconds"]
+        return _Training(setup, outcome, checkpoint, began, saved["places"], ranks).finish(on_step)
 
 
 @dataclass(frozen=True)
@@ -271,10 +303,8 @@ class _Training:
         run, privacy = self.outcome.run, self.outcome.recipe.privacy
         steps = sorted({max(1, round(run.steps * k / self.places)) for k in range(1, self.places + 1)})
         self.costs: dict[int, float] = dict.fromkeys(steps, math.inf)
-        if isinstance(run, PlainRun):
-            return
-        for step in steps:
-            self.costs[step] = min(epsilon_after(run, step, privacy.delta), privacy.epsilon)
+        if not isinstance(run, PlainRun):
+            self.costs = {step: min(epsilon_after(run, step, privacy.delta), privacy.epsilon) for step in steps}
 
     def finish(self, on_step: Watch) -> Outcome:
         outcome = self.outcome
@@ -365,8 +395,7 @@ def choose_threads(
 ) -> int:
     """Let torch compute with one thread or with all, and return the number: small operations wait for their threads.
 
-    Steps of at most so many examples, all zeros, are measured: no record plays a part. Nothing changes where the user
-    has set a number, or where the model is on a GPU; weights, buffers and modes stay as they are.
+    Steps of at most so many examples, all zeros, are measured, unless the user has set a number or there is a GPU.
     """
     everything = torch.get_num_threads()
     chosen_before = everything != _AT_IMPORT or any(os.environ.get(name) for name in _SET_BY)
@@ -396,3 +425,44 @@ def quickest(everything: int, seconds: Callable[[int], float]) -> int:
     alone = min(seconds(1) for _ in range(_ROUNDS))
     seconds(everything)  # the first step with all threads starts them
     return everything if any(seconds(everything) <= _GAIN * alone for _ in range(_ROUNDS)) else 1
+
+
+def class_figures(scores: np.ndarray, targets: np.ndarray) -> ClassFigures:
+    """The figures for scores (n, classes) and classes (n,)."""
+    from sklearn.metrics import confusion_matrix, roc_auc_score
+
+    classes = scores.shape[1]
+    table = confusion_matrix(targets, scores.argmax(1), labels=range(classes))
+    sizes, right = table.sum(1), table.diagonal()
+    present = np.flatnonzero(sizes)
+    shares = sizes[present] / sizes.sum()
+    found = torch.as_tensor(scores, dtype=torch.float64).log_softmax(1).numpy()
+    auc, log_loss, means = None, None, ()
+    if np.isfinite(scores).all():
+        log_loss, means = -float(found[np.arange(len(targets)), targets].mean()), tuple(np.exp(found).mean(0).tolist())
+        if len(present) > 1:
+            chosen = present if classes > 2 else [1]
+            auc = float(np.mean([roc_auc_score(targets == k, found[:, k]) for k in chosen]))
+    return ClassFigures(
+        accuracy=float(right.sum() / sizes.sum()),
+        base_rate=float(shares.max()),
+        macro_accuracy=float(np.mean(right[present] / sizes[present])),
+        auc=auc,
+        confusion=tuple(tuple(row) for row in table.tolist()),
+        log_loss=log_loss,
+        base_log_loss=abs(float(shares @ np.log(shares))),  # no -0.0
+        mean_probabilities=means,
+    )
+
+
+def number_figures(predictions: np.ndarray, targets: np.ndarray, target: Target) -> NumberFigures:
+    """The figures for predictions (n, 1) and targets (n,), both on the scale of the model from -1 to 1."""
+    right = target.unscaled(targets)
+    errors = target.unscaled(predictions[:, 0]) - right
+    return NumberFigures(
+        rmse=float(np.sqrt(np.mean(errors**2))),
+        mae=float(np.abs(errors).mean()),
+        base_rmse=float(right.std()),
+        base_mae=float(np.abs(right - np.median(right)).mean()),
+        unit=target.unit,
+    )

@@ -24,40 +24,38 @@ from noisette.data.tables import SUFFIXES
 from noisette.data.words import Numbering
 from noisette.nn.models import names as model_names
 from noisette.nn.models.backbones import folder_of
-from noisette.training.defaults import TABLE, TABLE_NORM, batches_for, delta_for
+from noisette.training.defaults import LARGER_TABLE_NORM, MANY_RECORDS, TABLE, TABLE_NORM, batches_for, delta_for
 
 
-def _at(place: str) -> Callable[[], Any]:
-    """Imports what stands at a place when it is called, so that a table can be read without torch."""
-    return partial(pkgutil.resolve_name, place)
+def _entry(place: str, description: str) -> Entry:
+    """What stands at a place, which is imported when it is used, so that a table can be read without torch."""
+    return Entry(partial(pkgutil.resolve_name, place), description)
 
 
 # What replaces batch norm: from public examples, and others.
 _FROM_PUBLIC: Mapping[str, Entry] = {
-    "public": Entry(_at("noisette.nn:PublicBatchNorm"), "statistics of public examples"),
-    "per-example": Entry(
-        _at("noisette.nn:PerExampleBatchNorm"), "statistics of one example and the public ones, in closed form"
+    "public": _entry("noisette.nn:PublicBatchNorm", "statistics of public examples"),
+    "per-example": _entry(
+        "noisette.nn:PerExampleBatchNorm", "statistics of one example and the public ones, in closed form"
     ),
-    "frozen": Entry(_at("noisette.nn:FrozenBatchNorm"), "fixed statistics of public data"),
+    "frozen": _entry("noisette.nn:FrozenBatchNorm", "fixed statistics of public data"),
 }
 NEED_PUBLIC = tuple(_FROM_PUBLIC)
-BATCH_NORMS: Mapping[str, Entry] = {**_FROM_PUBLIC, "group": Entry(_at("torch.nn:GroupNorm"), "group norm")}
+BATCH_NORMS: Mapping[str, Entry] = {**_FROM_PUBLIC, "group": _entry("torch.nn:GroupNorm", "group norm")}
 
 BATCHES: Mapping[str, Entry] = {
-    "poisson": Entry(_at("noisette.run.sampling:Poisson"), "each example by itself, at the lowest cost"),
-    "truncated": Entry(_at("noisette.run.sampling:TruncatedPoisson"), "the same, but at most --largest-batch examples"),
-    "balls-in-bins": Entry(_at("noisette.run.sampling:BallsInBins"), "each example once in a pass"),
-    "cyclic": Entry(
-        _at("noisette.run.sampling:CyclicPoisson"), "of --bands groups in turn, and noise that later steps take back"
-    ),
+    "poisson": _entry("noisette:Poisson", "each example by itself, at the lowest cost"),
+    "truncated": _entry("noisette:TruncatedPoisson", "the same, but at most --largest-batch examples"),
+    "balls-in-bins": _entry("noisette:BallsInBins", "each example once in a pass"),
+    "cyclic": _entry("noisette:CyclicPoisson", "of --bands groups in turn, and noise that later steps take back"),
 }
 
 # Whether a step is captured and compiled, with the value of ``capture`` that it stands for.
 COMPILE: Mapping[str, Literal["auto", "compiled", "eager"]] = {"auto": "auto", "yes": "compiled", "no": "eager"}
 
 OPTIMIZERS: Mapping[str, Entry] = {
-    "sgd": Entry(_at("torch.optim:SGD"), "stochastic gradient descent, with momentum"),
-    "adam": Entry(_at("torch.optim:Adam"), "steps scaled by running means of the noised gradients"),
+    "sgd": _entry("torch.optim:SGD", "stochastic gradient descent, with momentum"),
+    "adam": _entry("torch.optim:Adam", "steps scaled by running means of the noised gradients"),
 }
 
 
@@ -234,9 +232,7 @@ class TrainingSection:
     batches: Annotated[str, _one_of(BATCHES)] = "poisson"  # how they are drawn
     largest_batch: _Count | None = None  # of truncated batches: the most examples of a batch
     bands: _Count | None = None  # of cyclic batches: the groups, and the steps over which noise is correlated
-    class_weights: Mapping[str, Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]] | None = (
-        None  # by which the loss of each class counts, beside the largest
-    )
+    class_weights: Mapping[str, _Positive] | None = None  # by which the loss of each class counts, beside the largest
 
 
 @dataclass(frozen=True)
@@ -339,10 +335,7 @@ class Recipe:
 
     @classmethod
     def read(cls, path: Path, data: Mapping[str, Any] | None = None) -> Self:
-        """The recipe in a TOML file, with these fields of its table ``data`` instead of its own.
-
-        Fields that it leaves out keep their defaults, and a model suits the data. Raises what :meth:`of` raises.
-        """
+        """The recipe in a TOML file, with these fields of its table ``data`` and a suitable model; as :meth:`of`."""
         tables = _toml(path)
         own = tables.get("data")
         is_schema = bool(tables) and tables.keys() <= get_type_hints(DataSection).keys()
@@ -434,6 +427,7 @@ def suited_model(data: DataSection) -> str:
 
 _OF_COUNTS = ("word-counts", _ON_COUNTS, "word-counts-and-vectors")  # linear layers
 _TEXT_SIZES = {"sst2": 67_349, "imdb": 25_000, "ag-news-words": 18_349}
+_SIZES = _TEXT_SIZES | {"adult": 32_561}
 _TEXTS = TrainingSection(epochs=10, batch_size=1024, lr=0.01, optimizer="adam")
 _PRETRAINED = TrainingSection(epochs=5, batch_size=1024, lr=0.0005, optimizer="adam", microbatch_size=64)
 # Settings that are known to work on the built-in data sets.
@@ -447,7 +441,11 @@ _KNOWN_TO_WORK = {
 
 
 def default_recipe(
-    data: Mapping[str, Any], model: str | None = None, optimizer: str | None = None, backbone: str | None = None
+    data: Mapping[str, Any],
+    model: str | None = None,
+    optimizer: str | None = None,
+    backbone: str | None = None,
+    epsilon: float | None = None,
 ) -> Recipe:
     """A recipe that is known to work for a built-in data set; for another one, what suits its kind and declared size.
 
@@ -460,7 +458,7 @@ def default_recipe(
     section = DataSection(**data)
     name = model or ("linear" if backbone else suited_model(section))
     known = None if backbone else _KNOWN_TO_WORK.get(section.name)
-    privacy, training = known or _suited(section, name)
+    privacy, training = known or _suited(section, name, PrivacySection().epsilon if epsilon is None else epsilon)
     if model is not None and Path(model).is_dir():
         training = replace(_PRETRAINED, batch_size=training.batch_size)
     if optimizer in OPTIMIZERS and optimizer != training.optimizer:
@@ -469,10 +467,10 @@ def default_recipe(
     return Recipe(section, ModelSection(name, backbone=backbone), privacy=privacy, training=training)
 
 
-def _suited(data: DataSection, model: str) -> tuple[PrivacySection, TrainingSection]:
-    """Delta, batches, epochs and learning rate by the declared size, as :mod:`noisette.training.defaults` has them."""
+def _suited(data: DataSection, model: str, epsilon: float) -> tuple[PrivacySection, TrainingSection]:
+    """Delta, norm, batches, epochs and learning rate by the declared size, as ``training.defaults`` has them."""
     is_text, size = data.text is not None or data.name in _TEXT_SIZES, data.size or 0
-    records = _TEXT_SIZES.get(data.name) or max(1, round(size * (1 - (data.holdout or 0.0))))
+    records = _SIZES.get(data.name) or max(1, round(size * (1 - (data.holdout or 0.0))))
     privacy = PrivacySection(delta=delta_for(records) if size >= 1 else PrivacySection().delta)
     if is_text and model in _OF_COUNTS and (size >= 1 or data.name in _TEXT_SIZES):
         training = TrainingSection(epochs=15, batch_size=math.ceil(records / 4), lr=10.0, momentum=0.9, cosine=False)
@@ -481,7 +479,8 @@ def _suited(data: DataSection, model: str) -> tuple[PrivacySection, TrainingSect
         batch = min(_TEXTS.batch_size, math.ceil(records / 10)) if records > 1 else _TEXTS.batch_size
         return privacy, replace(_TEXTS, batch_size=batch)
     if model == TABLE:
-        privacy = replace(privacy, max_grad_norm=TABLE_NORM)
+        is_large = data.target is None and epsilon * records >= MANY_RECORDS
+        privacy = replace(privacy, max_grad_norm=LARGER_TABLE_NORM if is_large else TABLE_NORM)
     if size < 1:
         return privacy, TrainingSection(lr=None)
     batches = batches_for(records)
@@ -489,12 +488,7 @@ def _suited(data: DataSection, model: str) -> tuple[PrivacySection, TrainingSect
 
 
 def check_names(recipe: Recipe) -> None:
-    """Check what a recipe names and declares, as far as it takes neither torch nor reading a record.
-
-    Raises:
-        ValueError: there is no such model.
-        DataError: there is no such data set, or the declaration contradicts itself.
-    """
+    """Check what a recipe names and declares, a model and data, as far as it takes neither torch nor a record."""
     for name in (recipe.data.name, recipe.public.data):
         if name is not None and name not in data_sets.names() and not Path(name).exists():
             data_sets.load(name)  # says which there are
@@ -529,14 +523,10 @@ def declaration_of(recipe: Recipe) -> Declaration:
 
 def check_plain(recipe: Recipe) -> None:
     """Check that a recipe can be trained without privacy: on Poisson batches of records, as they are."""
-    if (
-        recipe.training.batches != "poisson"
-        or recipe.lipschitz.used
-        or recipe.projection.components
-        or recipe.data.users
-    ):
-        others = "leave out batches, lipschitz, projection and users"
-        raise ValueError(f"without privacy batches are Poisson batches of records, as they are; {others}")
+    others = recipe.lipschitz.used, recipe.projection.components, recipe.data.users
+    if recipe.training.batches != "poisson" or any(others):
+        way_out = "leave out batches, lipschitz, projection and users"
+        raise ValueError(f"without privacy batches are Poisson batches of records, as they are; {way_out}")
 
 
 def load_public(recipe: Recipe, data_dir: Path | None) -> DataSet | None:

@@ -16,10 +16,9 @@ from noisette.data import DataError, DataSet, Split, tables
 from noisette.data.columns import ImageForm
 from noisette.data.load import unlabelled
 from noisette.nn import Whitening, models
-from noisette.training.build import model_of, replace_batch_norm
-from noisette.training.evaluation import outputs
-from noisette.training.finished_run import WEIGHTS_FILE, FinishedRun
+from noisette.training.build import model_of, outputs, replace_batch_norm
 from noisette.training.recipe import NEED_PUBLIC, Recipe, declaration_of
+from noisette.training.run_folder import WEIGHTS_FILE, FinishedRun
 
 
 @dataclass(frozen=True)
@@ -84,9 +83,7 @@ class SavedModel:
         return inputs
 
     def read_images(self, path: Path) -> tuple[list[str], np.ndarray]:
-        """The names and the pixels of the images in a folder.
-
-        They are brought to the form that the run declares, or need the size and the colours of the run's.
+        """The names and the pixels of the images in a folder, in the form that the run declares, or of its own images.
 
         Raises:
             DataError: the run was not trained on images, or a file is not such an image.

@@ -22,7 +22,7 @@ from noisette.accounting.events import Sampled
 from noisette.accounting.events import facts_of as event_facts
 from noisette.accounting.repeated_runs import SHAPES, NumberOfRuns, SearchPlan, least_noise_search
 from noisette.core.noise import SecretKey
-from noisette.core.release import BoundedSum, GaussianRelease
+from noisette.core.release import noised
 from noisette.data import DataSet, Split
 from noisette.data.dataset import hold_out
 from noisette.nn.batch_norm import in_evaluation
@@ -30,18 +30,15 @@ from noisette.ranks.launch import refuse_several_processes
 from noisette.run.private import PrivateRun
 from noisette.run.repeat_and_select import repeat_and_select
 from noisette.training.build import TrainingSetup
-from noisette.training.evaluation import Outcome, Watch
-from noisette.training.loop import train
+from noisette.training.loop import Outcome, Watch, train
 from noisette.training.recipe import Recipe
-from noisette.training.report.facts import ClassFigures, Facts, Point, SearchFacts, facts_of, power_of_ten, upward
+from noisette.training.report.facts import ClassFigures, Facts, SearchFacts, facts_of, power_of_ten, upward
 from noisette.training.report.statement import advice
 from noisette.training.search_space import ACCOUNTANT, SearchSpace, check_recipe
 
 PART = "right answers"  # name of the release of a noisy score in the ledger
 _RECORDS = 64  # made up for the rehearsal
 _REHEARSAL_NOISE = 100.0  # any will do: what a run releases depends on its noise in no other way
-
-OnStep = Callable[[int, PrivateRun], None]  # called after each step with the number of the run, from 1 on, and the run
 
 
 @dataclass(frozen=True)
@@ -71,9 +68,6 @@ class HeldOutScore:
 
     Guarantee: the score of a run is one Gaussian mechanism of this noise multiplier: the answer on a record depends on
     the model and that record alone, because it has a call of the model of its own, and counts from 0 to 1.
-
-    Raises:
-        ValueError: a number is outside its domain.
     """
 
     share: float
@@ -102,7 +96,9 @@ class HeldOutScore:
         assert held is not None, "split held records out"
         total = right_answers(outcome.model, held, classes=outcome.data.target is None)
         ledger.charge(Gaussian(self.noise_multiplier, parts=((PART, 1.0),)))
-        return _noised(total, self.noise_multiplier) / self.expected_records(outcome.data.declared_size)
+        number = torch.tensor([total], dtype=torch.float64)  # one record moves it by at most one
+        released = float(noised(number, self.noise_multiplier, SecretKey(), PART))
+        return released / self.expected_records(outcome.data.declared_size)
 
 
 Score: TypeAlias = PublicScore | HeldOutScore  # how the runs of a search are compared
@@ -110,13 +106,10 @@ Score: TypeAlias = PublicScore | HeldOutScore  # how the runs of a search are co
 
 @torch.no_grad()
 def right_answers(model: nn.Module, examples: Split, *, classes: bool) -> float:
-    """The sum over the examples of what each answer is worth, from 0 to 1: of a class, whether it is right.
-
-    Each answer has a call of the model of its own, so that it is the same to the last bit whatever the others are.
-    """
+    """The sum over the examples of what each answer is worth, from 0 to 1: of a class, whether it is right."""
     device = next(model.parameters()).device
     with in_evaluation(model):
-        return math.fsum(
+        return math.fsum(  # of a call each, so that an answer is the same to the last bit whatever the others are
             _worth(model(torch.as_tensor(one[None]).to(device))[0].cpu(), right, classes=classes)
             for one, right in zip(examples.inputs, examples.targets, strict=True)
         )
@@ -127,16 +120,6 @@ def _worth(output: Tensor, target: float, *, classes: bool) -> float:
         return float(output.argmax() == target)
     worth = 1 - abs(float(output[0]) - float(target))
     return min(max(worth, 0.0), 1.0) if math.isfinite(worth) else 0.0
-
-
-def _noised(total: float, noise_multiplier: float) -> float:
-    """The released number: its sensitivity is one."""
-    value = torch.tensor([total], dtype=torch.float64)
-    noised = torch.empty_like(value)
-    release = GaussianRelease(SecretKey(), noise_multiplier, expected_batch_size=1)
-    release([BoundedSum((noised,), (value,), bound=1.0, name=PART)], {}, step=0)
-    assert noised.grad is not None
-    return float(noised.grad)
 
 
 @dataclass(frozen=True)
@@ -158,16 +141,14 @@ def rehearse(
     """Take one step by each of the recipes on made-up records in the place of those of ``data``.
 
     A search discards what its runs raise, and is paid for even if all of them fail: mistakes have to show before.
-
-    Raises:
-        ValueError, PrivacyError, RuntimeError: a recipe cannot be trained, or two of them release different things.
     """
     made_up, held = score.split(_made_up(data))
     found: list[Rehearsed] = []
     for recipe in recipes:
         ledger, rate = Ledger(dataset=data.name), recipe.training.batch_size / made_up.declared_size
         one_step = replace(recipe, training=replace(recipe.training, epochs=rate))
-        outcome = _trained(one_step, made_up, public, ledger, noise_multiplier, lambda run, point: None)
+        noise: dict[str, Any] = {"noise_multiplier": noise_multiplier, "points": 1}
+        outcome = train(one_step, made_up, public=public, ledger=ledger, on_step=lambda *_: None, **noise)
         score.of(outcome, held, ledger)
         others = {event: times for event, times in ledger.events.items() if event != outcome.run.event}
         size = sum(value.nbytes for value in outcome.model.state_dict().values())
@@ -193,13 +174,6 @@ def _made_up(data: DataSet) -> DataSet:
     return replace(data, train=records, test=records)
 
 
-def _trained(
-    recipe: Recipe, data: DataSet, public: DataSet | None, ledger: Ledger, noise_multiplier: float, on_step: Watch
-) -> Outcome:
-    known: dict[str, Any] = {"public": public, "ledger": ledger, "noise_multiplier": noise_multiplier}
-    return train(recipe, data, ledger_path=None, on_step=on_step, points=1, **known)
-
-
 @dataclass(frozen=True)
 class Found:
     """The best run of a search; its score has the noise if there is any."""
@@ -220,8 +194,7 @@ class Search:
     Guarantee: up to :meth:`run` no record has entered anything but a split by a secret key and fixed features.
 
     Raises:
-        ValueError, TypeError: the recipe cannot be searched, a number is outside its domain, or no noise keeps the
-            budget; several problems of a kind are listed together.
+        ValueError, TypeError: the recipe cannot be searched, a number is out of its domain, or no noise is enough.
         PrivacyError: a run would be refused, or several processes are to make the search.
     """
 
@@ -260,18 +233,17 @@ class Search:
         if public is not None:
             TrainingSetup(extremes[0], self._data, public)  # refuses public examples that are records
 
-    def run(self, ledger: Ledger, on_step: OnStep) -> Found | None:
+    def run(self, ledger: Ledger, on_step: Callable[[int, PrivateRun], None]) -> Found | None:
         """Charge the search, repeat its run, and return the best one; ``None`` if no run was drawn, or all have failed.
 
-        Settings are drawn from random bits of the operating system, which are kept nowhere. What ``on_step`` shows
-        tells about the number of runs: show it to nobody from whom the records are to be protected, write it nowhere.
+        Settings are drawn from random bits of the operating system, which are kept nowhere. ``on_step`` gets the number
+        of the run, from 1 on, and the run. They tell about the number of runs: show them to nobody from whom the
+        records are to be protected, write them nowhere.
 
         Guarantee: that of :func:`noisette.run.repeat_and_select.repeat_and_select`. Nothing is written to disk but the
         line of the ledger.
 
-        Raises:
-            KeyboardInterrupt: Ctrl-C was pressed; the search is spent.
-            PrivacyError, OSError: the ledger cannot record the search, or a run released more than was paid for.
+        Raises ``KeyboardInterrupt`` where Ctrl-C was pressed, and what ``repeat_and_select`` raises.
         """
         random, number = secrets.SystemRandom(), 0
 
@@ -286,8 +258,9 @@ class Search:
                 ledger, self.event, train_once, score=lambda found: found.score if found else math.nan, fallback=None
             )
 
-    def _train(self, recipe: Recipe, ledger: Ledger, on_step: Callable[[PrivateRun, Point], None]) -> Found:
-        outcome = _trained(recipe, self._data, self._public, ledger, self.noise_multiplier, on_step)
+    def _train(self, recipe: Recipe, ledger: Ledger, on_step: Watch) -> Found:
+        noise: dict[str, Any] = {"noise_multiplier": self.noise_multiplier, "points": 1}
+        outcome = train(recipe, self._data, public=self._public, ledger=ledger, on_step=on_step, **noise)
         return Found(outcome, self.score.of(outcome, self._held, ledger))
 
     def facts(self, found: Found | None = None) -> SearchFacts:
@@ -326,18 +299,15 @@ class Search:
 
 
 def facts_of_search(search: Search, found: Found, ledger: Ledger) -> Facts:
-    """What may be published about the best run of a search, which was charged to this ledger.
-
-    Its course is left out, whose points cost the whole search too, and its time: a first run takes longer than others.
-    """
+    """What may be published about the best run of a search, which was charged to this ledger."""
     return replace(
         facts_of(found.outcome),
         epsilon=search.epsilon,
         released=tuple((event_facts(event), times) for event, times in ledger.events.items()),
         declarations=len(ledger.declarations),
         ledger_head=ledger.head,
-        points=(),
-        seconds=None,
+        points=(),  # each of which cost the whole search too
+        seconds=None,  # a first run takes longer than others
         search=search.facts(found),
     )
 

@@ -1,33 +1,19 @@
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 
 import pytest
 
-from noisette.accounting import PldAccountant
-from noisette.accounting.budget import NOISE_TAIL
-from noisette.accounting.events import event_of
-from noisette.training.report.facts import Facts, NumberFigures
+from noisette.training.report.facts import NumberFigures
 from noisette.training.report.page import documents_of_curve as documents
 
 
 @pytest.fixture
-def plain(facts: Facts) -> Facts:
+def plain(facts):
     """The same run without privacy."""
     return replace(facts, event={}, released=(), epsilon=float("inf"))
 
 
-def test_all_runs_together_cost_what_the_accountant_gives_for_their_releases(facts: Facts) -> None:
-    told = json.loads(documents([facts, facts, facts], None)["curve.json"])
-    costs = told["epsilon_of_all"]
-    delta = facts.recipe.privacy.delta - NOISE_TAIL
-    assert costs == PldAccountant().compose({event_of(facts.event): 3 * 240}).epsilon(delta=delta)
-    assert facts.epsilon < costs < 3 * facts.epsilon
-    assert "The 3 private runs together cost epsilon" in told["words"][0]
-
-
-def test_everything_is_called_not_private_where_a_baseline_is_in_it(facts: Facts, plain: Facts) -> None:
+def test_everything_is_called_not_private_where_a_baseline_is_in_it(facts, plain):
     files = documents([facts], plain)
     assert files.keys() == {"curve.html", "curve.json", "curve.svg", "curve-log-loss.svg"}
     assert "<title>NOT PRIVATE: " in files["curve.html"].decode()
@@ -37,14 +23,14 @@ def test_everything_is_called_not_private_where_a_baseline_is_in_it(facts: Facts
     assert all(b"NOT PRIVATE" not in content for content in documents([facts], None).values())
 
 
-def test_a_figure_says_to_screen_readers_where_line_and_baseline_run(facts: Facts, plain: Facts) -> None:
+def test_a_figure_says_to_screen_readers_where_line_and_baseline_run(facts, plain):
     other = replace(facts, epsilon=8.0, test=replace(facts.test, accuracy=0.95))  # type: ignore[type-var]
     drawn = documents([facts, other], plain)["curve.svg"].decode()
     assert 'role="img"' in drawn
     assert "to 0.95 at 8; dashed, without privacy: 0.931</desc>" in drawn
 
 
-def test_numbers_are_compared_by_their_error(facts: Facts) -> None:
+def test_numbers_are_compared_by_their_error(facts):
     recipe = replace(facts.recipe, data=replace(facts.recipe.data, target=(0.0, 9.0), unit="EUR", holdout=0.2))
     run = replace(facts, recipe=recipe, test=NumberFigures(2.5, 2.0, 3.0, 2.5, "EUR"))
     told = documents([run], None)

@@ -1,7 +1,5 @@
 """The facts of a run: how numbers are printed, and ``run.json``."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import asdict
@@ -11,40 +9,37 @@ from hypothesis import strategies as st
 
 from finished_runs import with_recipe
 from noisette.training.recipe import Recipe
-from noisette.training.report.facts import Facts, percent, power_of_ten, upward
+from noisette.training.report.facts import percent, power_of_ten, upward
 
 
 @given(st.floats(min_value=0, max_value=1e6))
-def test_an_epsilon_is_never_printed_smaller_than_it_is(epsilon: float) -> None:
+def test_an_epsilon_is_never_printed_smaller_than_it_is(epsilon):
     printed = float(upward(epsilon))
     assert epsilon <= printed <= epsilon + 0.0101
 
 
 @given(st.floats(min_value=1e-300, max_value=0.01))
-def test_a_small_epsilon_has_two_digits(epsilon: float) -> None:
+def test_a_small_epsilon_has_two_digits(epsilon):
     assert epsilon <= float(upward(epsilon)) <= 1.1001 * epsilon
     assert (upward(1e-6), upward(9.91e-3), upward(0.0)) == ("0.0000010", "0.0100", "0.00")
     assert (upward(math.inf), percent(1.0)) == ("infinite", "100.0 %")
 
 
 @given(st.floats(min_value=1e-300, max_value=0.9))
-def test_a_power_of_ten_reads_back_to_two_digits(delta: float) -> None:
+def test_a_power_of_ten_reads_back_to_two_digits(delta):
     assert math.isclose(float(power_of_ten(delta)), delta, rel_tol=0.05)
 
 
-def test_the_recipe_can_be_read_back(facts: Facts) -> None:
+def test_the_recipe_can_be_read_back(facts):
     run = json.loads(facts.as_json())
     assert Recipe.of(run["recipe"], "run.json") == facts.recipe
     assert run["points"][-1]["epsilon"] == run["epsilon"]
 
 
-def test_the_folders_of_the_user_are_not_published(facts: Facts) -> None:
-    own = with_recipe(
-        facts,
-        data={"name": "/home/me/mine.csv", "test": "/home/me/test.csv"},
-        model={"weights": "/home/me/w.safetensors", "standardised": True},
-        public={"data": "/home/you/mine.csv"},
-    )
+def test_the_folders_of_the_user_are_not_published(facts):
+    data = {"name": "/home/me/mine.csv", "test": "/home/me/test.csv"}
+    model = {"weights": "/home/me/w.safetensors", "standardised": True}
+    own = with_recipe(facts, data=data, model=model, public={"data": "/home/you/mine.csv"})
     text = own.as_json()
     assert "/home" not in text
     recipe = json.loads(text)["recipe"]

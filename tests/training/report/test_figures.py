@@ -1,7 +1,5 @@
 """Figures of runs: what they show, their form as part of a page and as a file."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from xml.etree import ElementTree as Xml
@@ -26,7 +24,7 @@ def of_run(facts: Facts) -> list[str]:
     return [as_svg(panel) for panel, _ in course_of_run(facts)]
 
 
-def test_lines_and_axes_are_named_also_for_who_cannot_see_them() -> None:
+def test_lines_and_axes_are_named_also_for_who_cannot_see_them():
     figure = drawn("batch <1>", (1, 9), (2, 3), (4, 1))
     assert {"ε by noise", "noise multiplier", "ε", "batch <1>"} <= texts(figure)
     root = Xml.fromstring(figure)
@@ -35,7 +33,7 @@ def test_lines_and_axes_are_named_also_for_who_cannot_see_them() -> None:
     assert root.findtext(f"{SVG}desc") == "ε against noise multiplier; batch <1>: from 9 at 1 to 1 at 4"
 
 
-def test_a_file_has_its_own_background_and_a_part_of_a_page_has_not_and_all_colours_have_a_dark_one() -> None:
+def test_a_file_has_its_own_background_and_a_part_of_a_page_has_not_and_all_colours_have_a_dark_one():
     part = drawn("a", (1, 2))
     assert "<style" not in part
     assert PAPER not in part
@@ -50,7 +48,7 @@ def test_a_file_has_its_own_background_and_a_part_of_a_page_has_not_and_all_colo
     assert all(f'[style*="stroke: {colour}"]' in FIGURE_CSS for colour in used), used
 
 
-def test_the_course_of_a_run_has_accuracy_and_cost_and_stands_in_one_page(facts: Facts) -> None:
+def test_the_course_of_a_run_has_accuracy_and_cost_and_stands_in_one_page(facts):
     figures = of_run(facts)
     accuracy, epsilon = map(texts, figures)
     assert {"ε spent", "test accuracy (%)", "93.1 %"} <= accuracy

@@ -1,12 +1,9 @@
 """The report on data of the user's own: declared columns, numbers to predict, records held out."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from finished_runs import with_recipe
-from noisette.training.evaluation import ClassFigures, NumberFigures, Point
-from noisette.training.report.facts import Facts
+from noisette.training.report.facts import ClassFigures, Facts, NumberFigures, Point
 from noisette.training.report.page import page
 from noisette.training.report.statement import as_text, statement
 
@@ -31,7 +28,7 @@ def words(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_figures_are_beside_what_needs_no_model(facts: Facts) -> None:
+def test_figures_are_beside_what_needs_no_model(facts):
     assert dict(FIGURES.rows(held_out(facts).class_names)) == {
         "test accuracy": "86.7 %",
         "base rate": "83.3 % (always the most frequent class)",
@@ -49,7 +46,7 @@ def test_figures_are_beside_what_needs_no_model(facts: Facts) -> None:
     assert "Errors are of" not in page(held_out(facts))
 
 
-def test_the_confusion_matrix_names_classes(facts: Facts) -> None:
+def test_the_confusion_matrix_names_classes(facts):
     html = page(held_out(facts))
     assert '<tr><th scope="row">no</th><td class="right">90</td><td>10</td></tr>' in html
     assert '<tr><th scope="row">&lt;yes&gt;</th><td>6</td><td class="right">14</td></tr>' in html
@@ -57,7 +54,7 @@ def test_the_confusion_matrix_names_classes(facts: Facts) -> None:
     assert "Confusion matrix" not in page(replace(facts, classes=13, test=replace(FIGURES, confusion=many)))
 
 
-def test_a_rare_class_has_its_own_headline_and_what_is_worse_than_a_constant_is_red(facts: Facts) -> None:
+def test_a_rare_class_has_its_own_headline_and_what_is_worse_than_a_constant_is_red(facts):
     good = page(held_out(facts))
     assert "AUC 0.877 at a base rate of 83.3 %" in words(good)
     assert 'class="worse"' not in good
@@ -73,7 +70,7 @@ def test_a_rare_class_has_its_own_headline_and_what_is_worse_than_a_constant_is_
     assert "Worse than the best constant in RMSE" in page(replace(regression(facts), test=bad))
 
 
-def test_the_course_of_a_rare_class_is_its_log_loss(facts: Facts) -> None:
+def test_the_course_of_a_rare_class_is_its_log_loss(facts):
     points = tuple(replace(point, test_log_loss=0.5 - point.step / 1000) for point in facts.points)
     rare, even = replace(held_out(facts), points=points), replace(FIGURES, base_rate=0.6)
     assert "Test log loss against ε" in page(rare)
@@ -81,7 +78,7 @@ def test_the_course_of_a_rare_class_is_its_log_loss(facts: Facts) -> None:
     assert "Test accuracy against ε" in page(replace(rare, test=even))
 
 
-def test_the_set_of_the_figures_is_named(facts: Facts) -> None:
+def test_the_set_of_the_figures_is_named(facts):
     own, public = words(page(held_out(facts))), words(page(replace(facts, classes=2, test=FIGURES)))
     assert "on the records held out: about 25.0 % of all" in own
     assert "public test examples" not in own
@@ -89,14 +86,14 @@ def test_the_set_of_the_figures_is_named(facts: Facts) -> None:
     assert "held out" not in public
 
 
-def test_the_statement_says_what_was_declared(facts: Facts) -> None:
+def test_the_statement_says_what_was_declared(facts):
     own = words(as_text(statement(held_out(facts)), title="x"))
     assert "Inputs: 2, made from 1 columns by the declaration in run.json" in own
     number = words(as_text(statement(regression(facts)), title="x"))
     assert "Target: the number in the column 'hours', clipped to its declared bounds, 0 to 60 h." in number
 
 
-def test_the_statement_says_how_words_are_numbered(facts: Facts) -> None:
+def test_the_statement_says_how_words_are_numbered(facts):
     def said(public_weights: str, weights: str | None) -> str:
         given = with_recipe(facts, data={"text": "review", "tokens": 9}, model={"weights": weights})
         return words(as_text(statement(replace(given, words=4096, public_weights=public_weights)), title="x"))
@@ -108,7 +105,7 @@ def test_the_statement_says_how_words_are_numbered(facts: Facts) -> None:
     assert "numbered by" not in words(as_text(statement(facts), title="x"))
 
 
-def test_a_number_has_an_error_in_headline_and_figure(facts: Facts) -> None:
+def test_a_number_has_an_error_in_headline_and_figure(facts):
     html = page(regression(facts))
     assert "Test error (RMSE) of 5.25 h" in html
     assert "<title>Test error against ε</title>" in html

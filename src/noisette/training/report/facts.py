@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from decimal import ROUND_CEILING, Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import noisette
 from noisette.accounting import Accountant, Event
@@ -23,16 +23,12 @@ from noisette.clipping.registry import CLIPPING_RULES, ENGINES, RuleEntry
 if TYPE_CHECKING:
     from noisette.core.clip import ClippingRule
     from noisette.run.private import PrivateRun
-    from noisette.training.evaluation import Outcome
+    from noisette.training.loop import Outcome
     from noisette.training.recipe import Recipe
 
 
 def upward(epsilon: float) -> str:
-    """An epsilon in two decimals, or below 0.01 in two digits, rounded up: it is never stated too small.
-
-    >>> upward(2.991), upward(3.0), upward(0.000401)
-    ('3.00', '3.00', '0.00041')
-    """
+    """An epsilon in two decimals, or below 0.01 in two digits, rounded up: it is never stated too small."""
     if not math.isfinite(epsilon):
         return "infinite"
     whole = Decimal(repr(float(epsilon)))
@@ -52,20 +48,12 @@ def upward_percent(share: float) -> str:
 
 
 def percent(share: float) -> str:
-    """A share as a percentage in one decimal.
-
-    >>> percent(0.936)
-    '93.6 %'
-    """
+    """A share as a percentage in one decimal, such as 93.6 %."""
     return f"{share:.1%}".replace("%", " %")
 
 
 def power_of_ten(delta: float) -> str:
-    """A small number in scientific notation, without the zeros.
-
-    >>> power_of_ten(1e-4), power_of_ten(2.5e-11)
-    ('1e-4', '2.5e-11')
-    """
+    """A small number in scientific notation without the zeros, such as 1e-4 and 2.5e-11."""
     mantissa, exponent = f"{delta:.1e}".split("e")
     return f"{float(mantissa):g}e{int(exponent)}"
 
@@ -121,6 +109,13 @@ class ClassFigures:
         return self.found is not None and self.auc is not None and self.base_rate >= 0.8
 
     @property
+    def headline(self) -> str:
+        """The result in a few words; accuracy says little of two classes of which one is rare."""
+        if self.is_unbalanced:
+            return f"AUC {self.auc:.3f} at a base rate of {percent(self.base_rate)}"
+        return f"{percent(self.accuracy)} test accuracy"
+
+    @property
     def problem(self) -> str:
         """In what the model is worse than a constant; "" where it is not."""
         loss = math.inf if self.log_loss is None else self.log_loss
@@ -161,6 +156,10 @@ class NumberFigures:
     unit: str
 
     @property
+    def headline(self) -> str:
+        return f"Test error (RMSE) of {self.rmse:.4g} {self.unit}".rstrip()
+
+    @property
     def problem(self) -> str:
         return "Worse than the best constant in RMSE" if self.rmse > self.base_rmse else ""
 
@@ -185,10 +184,7 @@ class Point:
 
 @dataclass(frozen=True)
 class SearchFacts:
-    """A search in public numbers: declared, or about the run that was chosen.
-
-    Guarantee: no field depends on a run that was not chosen, nor on the number of runs that was drawn.
-    """
+    """A search in public numbers: none depends on a run that was not chosen, nor on the number that was drawn."""
 
     over: Mapping[str, str]  # the distribution of each searched setting in words
     settings: Mapping[str, float | int | bool | str | None]  # their values in the chosen run
@@ -301,15 +297,16 @@ class OwnFacts(RunFacts):
     terms: Terms
     bounds: tuple[float, ...] = ()  # of the groups that are clipped apart
     accountant: Accountant
+    search: ClassVar[None] = None
+    resumed: ClassVar[int] = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts(RunFacts):
-    """A run in public numbers: declared, noised, or about the public test examples.
+    """A run in public numbers: a run publishes this class, the weights and the ledger only.
 
     Guarantee: no field depends on the training records except through the noise. Those about test examples are exact,
-    also where these are records that were held out: these have no guarantee. There is no loss, gradient norm, batch
-    size or number of records here, and a run publishes this class, the weights and the ledger only.
+    also where these are records that were held out: these have no guarantee.
     """
 
     version: str
@@ -392,7 +389,8 @@ def facts_of(outcome: Outcome) -> Facts:
         told = facts_of_run(run, recipe.privacy.delta)
         common = {own.name: getattr(told, own.name) for own in fields(RunFacts)}
     else:
-        common = {"parameters": outcome.parameters, "sampling_rate": run.sampling_rate}
+        parameters = sum(p.numel() for p in run.bound.parameters.values())
+        common = {"parameters": parameters, "sampling_rate": run.sampling_rate}
         common |= {"steps_planned": run.steps, "steps_taken": run.steps_spent}
     return Facts(
         **common | {"data": data.name, "declared_size": data.declared_size, "points": tuple(outcome.points)},

@@ -69,8 +69,7 @@ def templates(package: str) -> Environment:
 def svg(figure: Figure, *, title: str, description: str = "") -> str:
     """A figure drawn under :data:`STYLE` as an SVG element for an HTML page, without prolog and external addresses.
 
-    Title and description, which names the axes unless given, are for screen readers. Figures on one page have different
-    titles, and so different identifiers.
+    Title and description, which names the axes unless given, are for screen readers. A page has no title twice.
     """
     if not description:
         named = [(axes.get_ylabel(), axes.get_xlabel()) for axes in figure.axes]
@@ -113,14 +112,8 @@ def as_svg(panel: Panel) -> str:
         axes.set(xlabel=panel.horizontal, ylabel=panel.vertical)
         axes.tick_params(length=0)
         x, y = zip(*points, strict=True)
-        axes.plot(
-            x,
-            y,
-            color=BLUE,
-            marker="o" if panel.by_factors or len(points) == 1 else "",
-            clip_on=False,
-            label=panel.name,
-        )
+        marker = "o" if panel.by_factors or len(points) == 1 else ""
+        axes.plot(x, y, color=BLUE, marker=marker, clip_on=False, label=panel.name)
         if panel.level is not None:
             axes.axhline(panel.level[1], color=ORANGE, linestyle="--", label=panel.level[0])
             ends += f"; dashed, {panel.level[0]}: {panel.level[1]:.3g}"

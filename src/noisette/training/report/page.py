@@ -10,33 +10,16 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 
 import noisette
-from noisette.accounting import Event
+from noisette.accounting import Accountant, Event
 from noisette.accounting.budget import NOISE_TAIL
 from noisette.accounting.filters import RenyiOdometer
 from noisette.accounting.interface import TradeOff
 from noisette.accounting.registry import ACCOUNTANTS
-from noisette.training.finished_run import sealed
-from noisette.training.report.facts import (
-    ClassFigures,
-    Facts,
-    NumberFigures,
-    epsilon_after,
-    facts_of_run,
-    percent,
-    power_of_ten,
-    upward,
-)
+from noisette.training.report import statement as words
+from noisette.training.report.facts import Facts, NumberFigures, epsilon_after, facts_of_run, power_of_ten, upward
 from noisette.training.report.facts import upward_percent as most
 from noisette.training.report.figures import Panel, as_svg, course_of_run, templates
-from noisette.training.report.statement import (
-    advice,
-    as_text,
-    own_sections,
-    privacy_rows,
-    set_of_tests,
-    settings,
-    statement,
-)
+from noisette.training.run_folder import sealed
 
 if TYPE_CHECKING:
     from torch import nn
@@ -78,24 +61,26 @@ def documents(facts: Facts, model: nn.Module) -> dict[str, bytes]:
     }
     if facts.private:
         title = f"Privacy statement of {facts.model_name} trained on {facts.data}"
-        files["privacy.txt"] = as_text(statement(facts), title=title).encode(errors=_UNENCODABLE)
+        files["privacy.txt"] = words.as_text(words.statement(facts), title=title).encode(errors=_UNENCODABLE)
     return files | {"run.json": sealed(json.loads(facts.as_json()), files).encode()}
 
 
 def page(facts: Facts) -> str:
     """The report as HTML without scripts. It loads nothing, so nobody learns that it is read."""
+    table = () if facts.test is None or isinstance(facts.test, NumberFigures) else facts.test.confusion
     return _PAGES.get_template("page.html").render(
         facts=facts,
-        headline=_headline(facts),
+        headline=facts.test.headline if facts.test else "A model",
         problem=facts.test.problem if facts.test else "",
-        settings=settings(facts),
+        settings=words.settings(facts),
         course=[(Markup(as_svg(panel)), caption) for panel, caption in course_of_run(facts)] if facts.private else [],
         test_rows=facts.test.rows(facts.class_names) if facts.test else [],
-        test_set=set_of_tests(facts),
-        confusion=_confusion(facts),
-        attack=_sentence(_attack(facts), facts.unit) if facts.private else "",
-        advice=advice(facts.search, facts.epsilon) if facts.search else "",
-        sections=statement(facts).items() if facts.private else (),
+        test_set=words.set_of_tests(facts),
+        # That of many classes is in run.json alone.
+        confusion=list(zip(facts.class_names, table, strict=True)) if table and len(table) <= 12 else [],
+        attack=_attack(facts, ACCOUNTANTS[facts.recipe.privacy.accountant]) if facts.private else "",
+        advice=words.advice(facts.search, facts.epsilon) if facts.search else "",
+        sections=words.statement(facts).items() if facts.private else (),
         loading=_LOADING,
         upward=upward,
         power_of_ten=power_of_ten,
@@ -111,13 +96,11 @@ def documents_of_curve(runs: Sequence[Facts], baseline: Facts | None) -> dict[st
     mark, measured, panels = "NOT PRIVATE: " if baseline else "", [_measured(run) for run in runs], []
     plain = _measured(baseline) if baseline else {}
     for what in measured[0]:
-        found = [
-            (run.epsilon, value) for run, of in zip(runs, measured, strict=True) if (value := of[what]) is not None
-        ]
+        line = [(run.epsilon, value) for run, of in zip(runs, measured, strict=True) if (value := of[what]) is not None]
         level = ("without privacy", value) if (value := plain.get(what)) is not None else None
-        if found:
+        if line:
             title = f"{mark}Test {what} against ε"
-            panels.append(Panel(title, "ε", f"test {what}", "private", found, level=level, by_factors=True))
+            panels.append(Panel(title, "ε", f"test {what}", "private", line, level=level, by_factors=True))
     rows = [
         (
             f"epsilon {upward(run.epsilon)}" if run.private else "without privacy",
@@ -126,21 +109,21 @@ def documents_of_curve(runs: Sequence[Facts], baseline: Facts | None) -> dict[st
         for run, of in zip((*runs, baseline), (*measured, plain), strict=True)
         if run is not None
     ]
-    words = [
+    remarks = [
         f"The {len(runs)} private runs together cost epsilon {upward(together)} at delta {power_of_ten(privacy.delta)} "
         f"({privacy.accountant}; {first.neighbouring}): they are releases about one data set, fixed before the "
         "first. The epsilon of one run holds where nothing of the others is published or used to choose.",
         _HELD_OUT_TESTS if first.recipe.data.holdout else _PUBLIC_TESTS,
         *([_OF_BASELINE] if baseline else []),
     ]
-    told = {"private": baseline is None, "delta": privacy.delta, "epsilon_of_all": together, "words": words}
+    told = {"private": baseline is None, "delta": privacy.delta, "epsilon_of_all": together, "words": remarks}
     told["runs"] = [{"epsilon": run.epsilon} | of for run, of in zip(runs, measured, strict=True)]
     told |= {"baseline": plain or None, "table": dict(rows)}
     figures = [as_svg(panel) for panel in panels]
     page = _PAGES.get_template("brief.html").render(
         title=f"{mark}What privacy costs",
         above=f"{first.model_name} on {first.data}",
-        lead=words,
+        lead=remarks,
         figures=[(Markup(figure), f"The points are the {len(runs)} private runs.") for figure in figures],
         tables={"Test figures": rows},
         sections=(),
@@ -165,7 +148,6 @@ def own_page(run: PrivateRun, delta: float) -> str:
     spent, terms = run.steps_spent, facts.terms
     steps = sorted({max(1, round(spent * k / _POINTS)) for k in range(1, _POINTS + 1)}) if spent else []
     costs = [(step, min(epsilon_after(run, step, delta), facts.epsilon)) for step in steps]
-    accountant = facts.accountant if facts.declarations < 2 else RenyiOdometer()
     caption = f"The privacy cost at δ = {power_of_ten(delta)}, rounded upwards."
     panel = Panel("ε against steps", "training step", "ε spent", upward(facts.epsilon), costs, lowest=0)
     settings = {
@@ -174,38 +156,24 @@ def own_page(run: PrivateRun, delta: float) -> str:
         "trained parameters": f"{facts.parameters:,}",
         "expected batch size": f"{terms.batch_size:g}",
         "steps": f"{facts.steps_taken:,} of {facts.steps_planned:,}",
-        **privacy_rows(facts, facts.accountant.name),
+        **words.privacy_rows(facts, facts.accountant.name),
         "clipping norm": "none: layers bound the gradient" if facts.lipschitz else f"{facts.max_grad_norm:g}",
     }
     return _PAGES.get_template("brief.html").render(
         title=f"Differential privacy at ε = {upward(facts.epsilon)}, δ = {power_of_ten(delta)}",
         above=f"a run on {facts.data}",
-        lead=[_sentence(TradeOff(accountant.compose(facts.events)), facts.unit)],
+        lead=[_attack(facts, facts.accountant)],
         figures=[(Markup(as_svg(panel)), caption)] if costs else [],
         tables={"Settings": settings.items()},
-        sections=own_sections(facts).items(),
+        sections=words.statement(facts).items(),
         version=noisette.__version__,
     )
 
 
-def _headline(facts: Facts) -> str:
-    """The test result in a few words; accuracy says little of two classes of which one is rare."""
-    test = facts.test
-    if isinstance(test, NumberFigures):
-        return f"Test error (RMSE) of {test.rmse:.4g} {test.unit}".rstrip()
-    if test is not None and test.is_unbalanced:
-        return f"AUC {test.auc:.3f} at a base rate of {percent(test.base_rate)}"
-    return "A model" if test is None else f"{percent(test.accuracy)} test accuracy"
-
-
-def _attack(facts: Facts) -> TradeOff:
-    """What is left to attacks, from the releases and the accountant that epsilon is computed with."""
-    accountant = ACCOUNTANTS[facts.recipe.privacy.accountant] if facts.declarations < 2 else RenyiOdometer()
-    return TradeOff(accountant.compose(facts.events))
-
-
-def _sentence(attack: TradeOff, unit: str) -> str:
-    """The bounds for readers who know no epsilon; the unit that the guarantee protects is a record or a user."""
+def _attack(facts: words.AnyRun, accountant: Accountant) -> str:
+    """What is left to attacks, for readers who know no epsilon, from the releases and the accountant of epsilon."""
+    by, unit = accountant if facts.declarations < 2 else RenyiOdometer(), facts.unit
+    attack = TradeOff(by.compose(facts.events))
     many, few = (most(attack.true_positive_rate(false_alarms)) for false_alarms in (0.01, 0.001))
     return (
         "Whoever sees everything released and knows all other records, and tries to tell whether one "
@@ -213,10 +181,3 @@ def _sentence(attack: TradeOff, unit: str) -> str:
         f"With false alarms for at most 1 % of the {unit}s that took no part, any attack finds at most {many} of those "
         f"that did; with at most 0.1 %, at most {few}."
     )
-
-
-def _confusion(facts: Facts) -> list[tuple[str, tuple[int, ...]]]:
-    """The rows of the confusion matrix, each with the name of its class; none for many classes or a number."""
-    if not isinstance(facts.test, ClassFigures) or len(facts.test.confusion) > 12:  # that is in run.json alone
-        return []
-    return list(zip(facts.class_names, facts.test.confusion, strict=True))

@@ -6,11 +6,12 @@ import json
 import math
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from html import escape
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from noisette.accounting.events import BallsInBinsGaussian, BandedGaussian, UserLevel, event_of
 from noisette.accounting.events import TruncatedPoissonGaussian as Truncated
@@ -30,7 +31,7 @@ def settings(facts: Facts) -> dict[str, Rows]:
     defaults = json.loads(json.dumps(asdict(Recipe())))
     recipe = {
         table: {
-            _label(table, field): shown(value)
+            table if field == "name" else f"{'public ' * (table == 'public')}{field.replace('_', ' ')}": shown(value)
             for field, value in fields.items()
             if value is not None and (table in _ALWAYS or value != defaults[table][field])
         }
@@ -72,28 +73,21 @@ def privacy_rows(facts: AnyRun, accountant: str) -> dict[str, str]:
     }
 
 
-def _label(table: str, field: str) -> str:
-    words = field.replace("_", " ")
-    return table if field == "name" else f"public {words}" if table == "public" else words
-
-
-def statement(facts: Facts) -> dict[str, tuple[str, ...]]:
-    """The privacy statement of a run: its headings, each with its paragraphs."""
-    search = _search(facts.search) if facts.search else ()
-    seen = "every step of this run, but not the other runs of the search," if facts.search else "every step"
-    key = "each process of this run" if facts.resumed else "this run alone"
-    seed = f" The seed {facts.recipe.training.seed} determines the first weights only."
-    stated = " time" if facts.seconds is None else " time, which the report states"
-    parts = (_records, _model, _projection, _privacy, _views, _training)
-    return _in_lines(
-        {
-            "What is guaranteed": chain(_guarantee(facts, seen), _of_recipe(facts)),
-            "How the guarantee is kept": chain(*(part(facts) for part in parts), search),
-            "How epsilon was computed": chain(_cost(facts), _tests(facts)),
-            "Randomness and arithmetic": _randomness(facts, key, seed),
-            "Not covered": _not_covered(facts, " This run published none.", stated),
-        }
-    )
+def statement(facts: AnyRun) -> dict[str, tuple[str, ...]]:
+    """The privacy statement of a run: its headings, each with its paragraphs; without a recipe, those that hold."""
+    sections: dict[str, tuple[Callable[[Any], Iterator[str]], ...]] = {
+        "What is guaranteed": (_guarantee, _of_recipe),
+        "How the guarantee is kept": (_records, _model, _privacy, _training, _search),
+        "How epsilon was computed": (_cost, _tests),
+        "Randomness and arithmetic": (_randomness,),
+        "Not covered": (_not_covered,),
+    }
+    left_out = () if isinstance(facts, Facts) else (_of_recipe, _records, _model, _search, _tests)
+    texts = {
+        heading: chain.from_iterable(part(facts) for part in parts if part not in left_out)
+        for heading, parts in sections.items()
+    }
+    return {heading: tuple(re.sub(r"\n +", " ", text) for text in of_one) for heading, of_one in texts.items()}
 
 
 class Statement(str):
@@ -101,23 +95,6 @@ class Statement(str):
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(self)}</pre>"
-
-
-def own_sections(facts: OwnFacts) -> dict[str, tuple[str, ...]]:
-    """The statement of a run in a loop of one's own: its headings, each with its paragraphs."""
-    return _in_lines(
-        {
-            "What is guaranteed": _guarantee(facts, "every step"),
-            "How the guarantee is kept": chain(_privacy(facts), _training(facts)),
-            "How epsilon was computed": _cost(facts),
-            "Randomness and arithmetic": _randomness(facts, "each process of this run", ""),
-            "Not covered": _not_covered(facts, "", " time"),
-        }
-    )
-
-
-def _in_lines(sections: Mapping[str, Iterable[str]]) -> dict[str, tuple[str, ...]]:
-    return {heading: tuple(re.sub(r"\n +", " ", text) for text in texts) for heading, texts in sections.items()}
 
 
 def as_text(sections: Mapping[str, Sequence[str]], *, title: str) -> str:
@@ -133,9 +110,7 @@ def set_of_tests(facts: Facts) -> str:
     """Of which examples the figures are."""
     data, clipped = facts.recipe.data, ""
     if data.target is not None:
-        clipped = (
-            f" Errors are of targets clipped to {_bounds(data, '..')}: how far a number lies outside does not count."
-        )
+        clipped = f" Errors are of targets clipped to {_bounds(data, '..')}: how far one lies outside does not count."
     if data.holdout is None:
         return f"Computed on the public test examples, exactly.{clipped}"
     return (
@@ -210,8 +185,8 @@ def _records(facts: Facts) -> Iterator[str]:
 
 
 def _model(facts: Facts) -> Iterator[str]:
-    """What of the model comes from public examples."""
-    model, public = facts.recipe.model, facts.recipe.public
+    """What of the model comes from public examples, and from private principal components."""
+    model, public, projection = facts.recipe.model, facts.recipe.public, facts.recipe.projection
     if facts.public_weights and model.backbone:
         name = Path(model.backbone).name
         yield f"""Features: of the public network {name}, whose weights have the SHA-256 {facts.public_weights}. Trained
@@ -222,20 +197,14 @@ def _model(facts: Facts) -> Iterator[str]:
         held = "the files of a model in a folder" if model.weights is None else "a file"
         yield f"""First weights: from {held} with the SHA-256 {facts.public_weights}. The records that these weights
         were trained on have no guarantee here: they are taken to be public."""
-    if not public.data:
-        return
     for used, user in (
         (model.batch_norm, f'The norm in the place of batch norm ("{model.batch_norm}")'),
         (model.standardised, "The standardisation of the fixed features"),
         (model.whitened, "The whitening of the fixed features"),
     ):
-        if used:
+        if used and public.data:
             yield f"""{user} takes statistics from {public.examples} examples of {Path(public.data).name}, chosen by the
             seed {public.seed}. These examples have no guarantee: they are taken to be public."""
-
-
-def _projection(facts: Facts) -> Iterator[str]:
-    projection = facts.recipe.projection
     if projection.components:
         yield f"""Before training the records were projected on {projection.components} principal components, found from
         the sum of the outer products of all records, each scaled to norm 1, with Gaussian noise of standard deviation
@@ -338,25 +307,21 @@ def _by_layers(facts: AnyRun) -> Iterator[str]:
     noise multiplier, {facts.noise_multiplier:.6g}."""
 
 
-def _views(facts: Facts) -> Iterator[str]:
-    section = facts.recipe.augmentation
-    if section.moves:
-        yield f"""Views: the loss of a record is the mean over {section.views} views of it, mirrored or shifted. Their
-        mean gradient is the gradient of that record, which is bounded once."""
-
-
 def _training(facts: AnyRun) -> Iterator[str]:
+    if isinstance(facts, Facts) and facts.recipe.augmentation.moves:
+        yield f"""Views: the loss of a record is the mean over {facts.recipe.augmentation.views} views of it, mirrored
+        or shifted. Their mean gradient is the gradient of that record, which is bounded once."""
     yield f"""Normaliser: the noised sum is divided by {facts.terms.batch_size:g}, a declared constant, however many
     records the batch held."""
     resumed = in_search = ""
-    if isinstance(facts, Facts) and facts.resumed:
+    if facts.resumed:
         times = "once, with" if facts.resumed == 1 else f"{facts.resumed} times, each time with"
         resumed = f" The run was continued in another process {times} a new secret key."
     if resumed or facts.steps_lost:
         lost = "1 step was" if facts.steps_lost == 1 else f"{facts.steps_lost:,} steps were"
         resumed += f""" {lost} lost when a process
         ended early: what was lost has no part in the saved weights, and epsilon covers it, carried out or not."""
-    if isinstance(facts, Facts) and facts.search:
+    if facts.search:
         in_search = " The ledger holds them, with those of the other runs, as one search."
     ledger = f"The ledger is the file {facts.terms.ledger}; the seal of its last line is {facts.ledger_head}."
     if facts.terms.ledger is None:
@@ -365,7 +330,9 @@ def _training(facts: AnyRun) -> Iterator[str]:
     {facts.steps_taken} carried out.{resumed}{in_search} {ledger}"""
 
 
-def _search(search: SearchFacts) -> Iterator[str]:
+def _search(facts: Facts) -> Iterator[str]:
+    if (search := facts.search) is None:
+        return
     drawn = ", ".join(f"{name} from {text}" for name, text in search.over.items())
     chosen = f"Settings: drawn for each run anew, independently of all records: {drawn}. The run was chosen by "
     if search.held_out is None:
@@ -377,8 +344,9 @@ def _search(search: SearchFacts) -> Iterator[str]:
         ledger holds the score as a part of each run, and these records have the same guarantee as the others."""
 
 
-def _guarantee(facts: AnyRun, seen: str) -> Iterator[str]:
+def _guarantee(facts: AnyRun) -> Iterator[str]:
     terms = facts.terms
+    seen = "every step of this run, but not the other runs of the search," if facts.search else "every step"
     epsilon, delta, unit = upward(facts.epsilon), power_of_ten(terms.delta), facts.unit
     whom = "one record, which is one entry of the training set"
     if unit == "user":
@@ -428,7 +396,7 @@ def _cost(facts: AnyRun) -> Iterator[str]:
     terms = facts.terms
     yield f"""Accountant: {terms.accountant}, by {facts.accountant_version}, rounded upwards. Epsilon is the larger of
     the values for adding and for removing a {facts.unit}."""
-    if facts.declarations > 1 and (isinstance(facts, OwnFacts) or facts.search is None):
+    if facts.declarations > 1 and facts.search is None:
         yield f"""The ledger holds {facts.declarations} declarations, which epsilon covers, and each may have been
         chosen by the results of those before it. The accountant would need all of them to be fixed before the first
         release. So epsilon is that of a Rényi odometer, which holds whatever was chosen; or it is the budget, where
@@ -452,7 +420,11 @@ def _tests(facts: Facts) -> Iterator[str]:
         yield f"{measured} is exact: the test examples are taken to be public and have no guarantee."
 
 
-def _randomness(facts: AnyRun, run: str, seed: str) -> Iterator[str]:
+def _randomness(facts: AnyRun) -> Iterator[str]:
+    run, seed = "each process of this run", ""
+    if isinstance(facts, Facts):
+        run = run if facts.resumed else "this run alone"
+        seed = f" The seed {facts.recipe.training.seed} determines the first weights only."
     yield f"""Noise and sampling come from ChaCha20 keystreams under a key of 256 bits, which the operating system
     generated for {run} and which was never written down.{seed} Gaussian values are computed by the Box-Muller transform
     from 53 bits of radius, or from up to 1,589 where the first 24 are zero, so that the end of the tail adds less than
@@ -461,8 +433,10 @@ def _randomness(facts: AnyRun, run: str, seed: str) -> Iterator[str]:
     8,192. The noise is a rounded number, not an exact sample from a grid."""
 
 
-def _not_covered(facts: AnyRun, published: str, time: str) -> Iterator[str]:
-    more = "Other runs and searches" if isinstance(facts, Facts) and facts.search else "Other runs"
+def _not_covered(facts: AnyRun) -> Iterator[str]:
+    published = " This run published none." if isinstance(facts, Facts) else ""
+    time = " time, which the report states" if isinstance(facts, Facts) and facts.seconds is not None else " time"
+    more = "Other runs and searches" if facts.search else "Other runs"
     yield f"{more} on the same records that are not in this ledger, and choosing among them: their costs add up."
     if facts.unit == "user":
         yield "People who are several users: the guarantee is per value of the column that names the user."

@@ -1,36 +1,47 @@
-"""``noisette schema``: writes what is declared about the columns of a table, from public knowledge alone."""
+"""``noisette schema`` and ``noisette predict``: what is declared about the columns of a table, and new rows of one."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from noisette.accounting import atomic_files
-from noisette.cli.options import listed, number_or_names, numbers, option, plain_errors
+from noisette.cli.options import RunModel, listed, number_or_names, numbers, option, plain_errors
+from noisette.data import tables
+from noisette.data.columns import Declaration
+from noisette.data.dataset import refuse
 from noisette.training.recipe import DataSection, Recipe, declaration_of
+from noisette.training.run_folder import sealed_facts, signature_in_words
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from noisette.training.saved_model import SavedModel
 
 _OPEN = "?"  # the kind of a column that is still to be declared, which noisette train refuses
 _Many = list[str] | None
+_HEADER = "Take the names of the columns from this table. No value is used."
+_CATEGORY = "A column of texts and all that are known. Repeat for each."
+_RUN, _ROWS = "The folder of a finished run.", "A table without labels, or a folder of images."
 
 
 @plain_errors()
 def schema(
-    header_of: Annotated[
-        Path, typer.Argument(metavar="FILE", help="Take the names of the columns from this table. No value is used.")
-    ],
+    header_of: Annotated[Path, typer.Argument(metavar="FILE", help=_HEADER)],
     label: Annotated[str, option("COLUMN", "The column of the class or number to predict.")] = "label",
     classes: Annotated[str | None, option("N|A,B,..", "Number of classes, or their names in order.")] = None,
     target: Annotated[str | None, option("LOW,HIGH", "Instead of classes: bounds of the number to predict.")] = None,
     size: Annotated[int | None, option("N", "Public number of records; need not be exact.")] = None,
     number: Annotated[_Many, option("COLUMN=LOW,HIGH", "A column of numbers and its bounds. Repeat for each.")] = None,
-    category: Annotated[
-        _Many, option("COLUMN=A,B,..", "A column of texts and all that are known. Repeat for each.")
-    ] = None,
+    category: Annotated[_Many, option("COLUMN=A,B,..", _CATEGORY)] = None,
     ignore: Annotated[str | None, option("A,B,..", "Columns that are not read.")] = None,
     encoding: Annotated[str | None, option("NAME", "The encoding of the file, such as latin-1.", "utf-8")] = None,
     out: Annotated[Path, option("FILE.toml", "The file to write.")] = Path("schema.toml"),
@@ -41,12 +52,9 @@ def schema(
     records. Of the file, only the names of the columns are used. These names are taken to be public: the report of a
     run contains them. What else can be declared, such as dates, is written into the file by hand.
     """
-    from noisette.data.columns import Declaration
-    from noisette.data.tables import header
-
     if out.exists():
         raise ValueError(f"{out} exists; choose another --out, or move it away")
-    names = header(header_of, Declaration(encoding=encoding or "utf-8").encoding)  # which is checked
+    names = tables.header(header_of, Declaration(encoding=encoding or "utf-8").encoding)  # which is checked
     declared: dict[str, dict[str, Any]] = {}
     numbered, categories = _pairs("number", "age=0,100", number), _pairs("category", "job=cook,smith", category)
     ignored = listed("ignore", ignore) if ignore else ()
@@ -103,3 +111,70 @@ def _toml(value: Any) -> str:
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
     return str(int(value)) if isinstance(value, float) and math.isfinite(value) and value.is_integer() else repr(value)
+
+
+@plain_errors()
+def predict(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help=_RUN, exists=True, file_okay=False)],
+    rows: Annotated[Path, typer.Argument(metavar="ROWS", help=_ROWS, exists=True)],
+    out: Annotated[Path | None, option("FILE.csv", "Write the predictions here.", "standard output")] = None,
+    model: RunModel = None,
+    text: Annotated[str | None, option("COLUMN", "The column of a text in the rows.", "that of the run")] = None,
+    keep: Annotated[str | None, option("A,B,..", "Columns of the rows to repeat in front of the predictions.")] = None,
+) -> None:
+    """Predict new rows or images with the model of a run: they are prepared as they were for training.
+
+    One line is written for each row, in the order of the rows, or for each image, in the order of the names, which
+    then come first: the class with the highest probability and the probability of each class; or the number, in its
+    unit. A model that was trained with privacy can be applied to any rows at no further privacy cost for the records
+    that it was trained on. The rows themselves have no guarantee.
+    """
+    if out is not None and out.exists():
+        raise ValueError(f"{out} exists; choose another --out, or move it away")
+    facts = sealed_facts(run)  # before torch is imported, which takes seconds
+    if "signature" in facts:
+        typer.echo(f"signature: {signature_in_words(facts)}", err=True)
+    if not facts.get("private"):
+        typer.echo("The model is of a run without privacy: predictions may tell about its training records.", err=True)
+    from noisette.training.saved_model import SavedModel
+
+    content = _as_csv(SavedModel.of_run(run, model, text), rows, listed("keep", keep) if keep else ())
+    if out is None:
+        typer.echo(content, nl=False)
+    else:
+        atomic_files.write(out, content.encode(errors="surrogateescape"))  # names of images need not be UTF-8
+        typer.echo(f"predictions  {out}")
+
+
+def _as_csv(saved: SavedModel, rows: Path, keep: Sequence[str]) -> str:
+    """The predictions as the text of a CSV, behind these columns of the rows, or the names of images."""
+    images, inputs = saved.read_images(rows) if rows.is_dir() else (None, saved.read(rows))
+    found = {"image": images} if images is not None else tables.read(rows, saved.recipe.data.encoding) if keep else {}
+    keep = ["image"] if images is not None else keep
+    refuse(rows.name, [f"--keep: there is no column {name!r}" for name in keep if name not in found])
+    lines = _lines(saved, *saved.predict(inputs))
+    if keep:
+        kept = [keep, *zip(*(found[name] for name in keep), strict=True)]
+        lines = [[*before, *line] for before, line in zip(kept, lines, strict=True)]
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([_no_formula(value) for value in line] for line in lines)
+    return text.getvalue()
+
+
+def _no_formula(text: str) -> str:
+    """The text, quoted by an apostrophe where a spreadsheet would compute it; a number is none.
+
+    >>> [_no_formula(text) for text in ("=1+1", "-1.5", "-", "a=b")]
+    ["'=1+1", '-1.5', '-', 'a=b']
+    """
+    with suppress(ValueError):
+        if math.isfinite(float(text)):
+            return text
+    return f"'{text}" if len(text) > 1 and text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+
+
+def _lines(saved: SavedModel, names: Sequence[str], values: np.ndarray) -> list[list[str]]:
+    if saved.recipe.data.target is not None:
+        return [[f"predicted {names[0]}"], *([f"{value:.6g}"] for value in values[:, 0])]
+    header = [f"predicted {saved.recipe.data.label}", *(f"probability of {name}" for name in names)]
+    return [header, *([names[int(row.argmax())], *(f"{value:.6f}" for value in row)] for row in values)]
