@@ -7,11 +7,7 @@ from noisette.accounting import *  # noqa: F403
 from noisette.capture.captured import CaptureWarning as CaptureWarning
 from noisette.clipping import engines as engines
 from noisette.clipping.engines import OneByOneWarning as OneByOneWarning
-from noisette.clipping.rules import AdaptiveClip as AdaptiveClip
-from noisette.clipping.rules import AutomaticClipping as AutomaticClipping
-from noisette.clipping.rules import FlatClipping as FlatClipping
-from noisette.clipping.rules import GroupwiseClipping as GroupwiseClipping
-from noisette.clipping.rules import PerLayerClipping as PerLayerClipping
+from noisette.clipping.rules import *  # noqa: F403
 from noisette.core.loss import Loss as Loss
 from noisette.core.release import BoundedSum as BoundedSum
 from noisette.core.release import GaussianRelease as GaussianRelease
@@ -35,10 +31,6 @@ from noisette.run.pca import PrivatePCA as PrivatePCA
 from noisette.run.per_example import PerExampleClip as PerExampleClip
 from noisette.run.private import PrivateRun as PrivateRun
 from noisette.run.private import privatize as privatize
-from noisette.run.sampling import BallsInBins as BallsInBins
-from noisette.run.sampling import CyclicPoisson as CyclicPoisson
-from noisette.run.sampling import Poisson as Poisson
-from noisette.run.sampling import TruncatedPoisson as TruncatedPoisson
-from noisette.run.sampling import Users as Users
+from noisette.run.sampling import *  # noqa: F403
 
 __version__: str

@@ -12,6 +12,8 @@ from torch import Tensor
 from noisette import errors as checks
 from noisette.core.clip import SMALLEST_BOUND, Count, Group
 
+__all__ = ["AdaptiveClip", "AutomaticClipping", "FlatClipping", "GroupwiseClipping", "PerLayerClipping"]
+
 
 @dataclass(frozen=True)
 class _OfOneNorm:

@@ -30,7 +30,7 @@ from noisette.ranks.launch import refuse_several_processes
 from noisette.run.private import PrivateRun
 from noisette.run.repeat_and_select import repeat_and_select
 from noisette.training.build import TrainingSetup
-from noisette.training.loop import Outcome, train
+from noisette.training.loop import Outcome, Watch, train
 from noisette.training.recipe import Recipe
 from noisette.training.report.facts import ClassFigures, Facts, SearchFacts, facts_of, power_of_ten, upward
 from noisette.training.report.statement import advice
@@ -250,16 +250,18 @@ class Search:
         def train_once(of_run: Ledger) -> Found | None:
             nonlocal number
             number += 1
-            noise: dict[str, Any] = {"noise_multiplier": self.noise_multiplier, "points": 1}
-            recipe, show = self.space.draw(self.recipe, random), lambda run, _: on_step(number, run)
-            outcome = train(recipe, self._data, public=self._public, ledger=of_run, on_step=show, **noise)
-            return Found(outcome, self.score.of(outcome, self._held, of_run))
+            return self._train(self.space.draw(self.recipe, random), of_run, lambda run, _: on_step(number, run))
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the rehearsal has shown them; repeated, they would count the runs
             return repeat_and_select(
                 ledger, self.event, train_once, score=lambda found: found.score if found else math.nan, fallback=None
             )
+
+    def _train(self, recipe: Recipe, ledger: Ledger, on_step: Watch) -> Found:
+        noise: dict[str, Any] = {"noise_multiplier": self.noise_multiplier, "points": 1}
+        outcome = train(recipe, self._data, public=self._public, ledger=ledger, on_step=on_step, **noise)
+        return Found(outcome, self.score.of(outcome, self._held, ledger))
 
     def facts(self, found: Found | None = None) -> SearchFacts:
         """The search in public numbers, before or after it was made."""

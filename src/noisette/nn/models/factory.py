@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -92,8 +93,7 @@ def pretrained(model: nn.Module, path: Path, *, frozen: Sequence[str] = ("featur
 def _weights(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file; loading one never runs code."""
     try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+        return load_file(path)
     except FileNotFoundError as error:
         raise FileNotFoundError(f"there is no file {path} of public weights; make it first, or leave it out") from error
     except (SafetensorError, OSError) as error:
