@@ -249,8 +249,14 @@ class Turned(PrivateTrainer):
         return super().compute_loss(model, inputs) * self.weight
 
 
+class Annealed(PrivateTrainer):
+    def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:  # type: ignore[override]
+        return super().compute_loss(model, inputs) * float(self.state.global_step >= STEPS - 4)
+
+
 @pytest.mark.usefixtures("little_noise")
-def test_a_captured_step_notices_what_the_loss_reads_of_its_trainer(tmp_path, monkeypatch) -> None:
+@pytest.mark.parametrize("kind", [Turned, Annealed])
+def test_a_captured_step_notices_what_the_loss_reads_of_its_trainer(kind, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(module_of_trainer, "PerExampleClip", partial(PerExampleClip, capture="graph"))
     norms: list[float] = []
 
@@ -264,7 +270,7 @@ def test_a_captured_step_notices_what_the_loss_reads_of_its_trainer(tmp_path, mo
 
     args = arguments(tmp_path, max_steps=STEPS, per_device_train_batch_size=8, learning_rate=0.0)
     same = [{"input_ids": [5 + k, 6, 7, 8], "label": k % 2} for k in range(8)]  # one bucket, and all in each batch
-    trainer = Turned(model(), args, train_dataset=same, callbacks=[Norms()])
+    trainer: Any = kind(model(), args, train_dataset=same, callbacks=[Norms()])
     torch.manual_seed(0)
     trainer.train()
     assert max(norms[:-4]) < 1e-3
