@@ -74,8 +74,7 @@ def test_one_release_a_step_and_no_loss_in_the_logs(tmp_path: Path) -> None:
     assert done.metrics["epsilon"] <= 8.0
     with noisette.Ledger(tmp_path / "ledger.jsonl") as ledger:
         spent = noisette.PldAccountant().compose(ledger.events).epsilon(delta=1e-3)
-        assert spent == pytest.approx(done.metrics["epsilon"])
-        assert sum(ledger.events.values()) == 8
+        assert (spent, sum(ledger.events.values())) == (pytest.approx(done.metrics["epsilon"]), 8)
     logged = trainer.state.log_history
     assert [line["epsilon"] for line in logged] == sorted(line["epsilon"] for line in logged)
     assert all("loss" not in line and "grad_norm" not in line for line in logged)
@@ -363,8 +362,7 @@ def test_an_optimizer_with_two_kinds_of_weights_is_put_in_its_mode(tmp_path: Pat
     optimizer = TwoKindsOfWeights(network.parameters(), lr=0.1)
     args = arguments(tmp_path, **SAVED, save_total_limit=1, **EVALUATED)
     given = {"train_dataset": records(), "eval_dataset": HELD_OUT, "optimizers": (optimizer, None)}
-    assert Seen(network, args, **given).train().global_step == 8
-    assert len(modes) == 9
+    assert (Seen(network, args, **given).train().global_step, len(modes)) == (8, 9)
     assert not any(modes)
     assert not optimizer.training, "the weights that are left are those of evaluation"
 
@@ -447,5 +445,4 @@ def test_a_collator_sees_one_record_and_what_it_returns_for_one_is_a_row() -> No
     whole = records_of(found).gather(np.array([0, 2]))
     assert whole["input_ids"].tolist() == [[1, 2, 3, 0], [9, 0, 0, 0]]
     assert whole["attention_mask"].tolist() == [[1, 1, 1, 0], [1, 0, 0, 0]]
-    assert whole["text"] == ["a", "a"]
-    assert set(seen) == {1}
+    assert (whole["text"], set(seen)) == (["a", "a"], {1})
