@@ -45,7 +45,7 @@ def test_default_batch_sizes(monkeypatch):
         asked[size] = batch_sizes
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys.modules["noisette.cli.account"], "within_budget", look)
+    monkeypatch.setattr(sys.modules["noisette.accounting.calibrate"], "within_budget", look)
     for size in (1, 10, 1000, 60_000):
         result = run({"--size": str(size), "--epsilon": "1", "--delta": "1e-6"})
         assert (result.exit_code, result.stderr) == (130, "Stopped.\n")

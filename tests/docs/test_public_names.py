@@ -17,8 +17,13 @@ STUB = ast.parse(Path(noisette.__file__).with_suffix(".pyi").read_text())
 
 def typed_names() -> dict[str, str]:
     imports = [node for node in STUB.body if isinstance(node, ast.ImportFrom) and node.module != "noisette"]
-    assert all(alias.asname == alias.name for node in imports for alias in node.names)
-    return {alias.name: node.module or "" for node in imports for alias in node.names}
+    assert all(alias.name in ("*", alias.asname) for node in imports for alias in node.names)
+    return {
+        name: node.module or ""
+        for node in imports
+        for alias in node.names
+        for name in (import_module(node.module or "").__all__ if alias.name == "*" else [alias.name])
+    }
 
 
 def test_all_is_sorted_and_as_typed():

@@ -227,7 +227,7 @@ def test_a_stack_is_projected_as_its_members_are(projection) -> None:
 def test_weights_that_are_not_finite_are_refused(projection) -> None:
     matrices = torch.ones(2, 3, 4)
     matrices[1, 0, 2] = math.inf
-    with pytest.raises(ValueError, match="1 of 24 weights are not finite"):
+    with pytest.raises(ValueError, match="1 of 24 weights to project are not finite"):
         projection(matrices)
 
 
