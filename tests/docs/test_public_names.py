@@ -38,8 +38,7 @@ def test_name_is_the_object_of_its_module_with_a_docstring_and_no_keyword_dictio
     assert name in dir(noisette)
     assert inspect.getdoc(thing)
     if inspect.isfunction(thing):
-        kinds = {p.kind for p in inspect.signature(thing).parameters.values()}
-        assert inspect.Parameter.VAR_KEYWORD not in kinds
+        assert inspect.Parameter.VAR_KEYWORD not in {p.kind for p in inspect.signature(thing).parameters.values()}
 
 
 def test_folders_with_public_names_need_no_import_of_their_own():
