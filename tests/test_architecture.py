@@ -32,8 +32,8 @@ LEVEL = {folder: level for level, folders in enumerate(ORDER) for folder in fold
 # The one import against this order, made when it is called: a run writes its statement and report, which know of runs.
 LATE = {Path("run/private.py"): {"training"}}
 MOST_ENTRIES, MOST_EDGES = 19, 70
-MOST_FILES, MOST_LINES = 138, 33_250  # installed; what is added is paid for by what it replaces
-MOST_LINES_OF_CORE, MOST_LINES_OF_A_FILE = 4_450, 693
+MOST_FILES, MOST_LINES, MOST_OTHER_LINES = 132, 32_000, 300  # installed; what is added is paid for
+MOST_LINES_OF_CORE, MOST_LINES_OF_A_FILE = 4_289, 693
 MOST_MODULES_OF_A_STEP, MOST_LINES_OF_A_STEP = 53, 14_950  # that are loaded for a private step
 # Folders of tests without counterpart in the package: helpers, planted faults, attacks, GPUs, pages, what is not
 # installed.
@@ -194,7 +194,10 @@ def installed(folder: Path) -> list[Path]:
 def test_the_package_stays_small():
     files = installed(SOURCE)
     assert len(files) <= MOST_FILES
-    assert sum(path.read_bytes().count(b"\n") for path in files) <= MOST_LINES
+    lines = {path: path.read_bytes().count(b"\n") for path in files}
+    of_python = sum(count for path, count in lines.items() if path.suffix == ".py")
+    assert of_python <= MOST_LINES
+    assert sum(lines.values()) - of_python <= MOST_OTHER_LINES
 
 
 def test_no_file_or_folder_has_a_catch_all_name():

@@ -3,37 +3,11 @@
 from noisette import audit as audit
 from noisette import data as data
 from noisette import nn as nn
-from noisette.accounting import BallsInBinsGaussian as BallsInBinsGaussian
-from noisette.accounting import BandedGaussian as BandedGaussian
-from noisette.accounting import DiscreteGaussian as DiscreteGaussian
-from noisette.accounting import DpAmount as DpAmount
-from noisette.accounting import FixedSizeGaussian as FixedSizeGaussian
-from noisette.accounting import Gaussian as Gaussian
-from noisette.accounting import GdpAccountant as GdpAccountant
-from noisette.accounting import GroupPrivacy as GroupPrivacy
-from noisette.accounting import Laplace as Laplace
-from noisette.accounting import Ledger as Ledger
-from noisette.accounting import MomentsAccountant as MomentsAccountant
-from noisette.accounting import Neighbouring as Neighbouring
-from noisette.accounting import PldAccountant as PldAccountant
-from noisette.accounting import PoissonGaussian as PoissonGaussian
-from noisette.accounting import RdpAccountant as RdpAccountant
-from noisette.accounting import RepeatAndSelect as RepeatAndSelect
-from noisette.accounting import TradeOff as TradeOff
-from noisette.accounting import TruncatedPoissonGaussian as TruncatedPoissonGaussian
-from noisette.accounting import UserLevel as UserLevel
-from noisette.accounting import ZcdpAmount as ZcdpAmount
-from noisette.accounting import epsilon_for as epsilon_for
-from noisette.accounting import noise_multiplier_for as noise_multiplier_for
-from noisette.accounting import steps_for as steps_for
+from noisette.accounting import *  # noqa: F403
 from noisette.capture.captured import CaptureWarning as CaptureWarning
 from noisette.clipping import engines as engines
 from noisette.clipping.engines import OneByOneWarning as OneByOneWarning
-from noisette.clipping.rules import AdaptiveClip as AdaptiveClip
-from noisette.clipping.rules import AutomaticClipping as AutomaticClipping
-from noisette.clipping.rules import FlatClipping as FlatClipping
-from noisette.clipping.rules import GroupwiseClipping as GroupwiseClipping
-from noisette.clipping.rules import PerLayerClipping as PerLayerClipping
+from noisette.clipping.rules import *  # noqa: F403
 from noisette.core.loss import Loss as Loss
 from noisette.core.release import BoundedSum as BoundedSum
 from noisette.core.release import GaussianRelease as GaussianRelease
@@ -57,10 +31,6 @@ from noisette.run.pca import PrivatePCA as PrivatePCA
 from noisette.run.per_example import PerExampleClip as PerExampleClip
 from noisette.run.private import PrivateRun as PrivateRun
 from noisette.run.private import privatize as privatize
-from noisette.run.sampling import BallsInBins as BallsInBins
-from noisette.run.sampling import CyclicPoisson as CyclicPoisson
-from noisette.run.sampling import Poisson as Poisson
-from noisette.run.sampling import TruncatedPoisson as TruncatedPoisson
-from noisette.run.sampling import Users as Users
+from noisette.run.sampling import *  # noqa: F403
 
 __version__: str

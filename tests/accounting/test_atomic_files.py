@@ -19,8 +19,7 @@ def test_a_failure_leaves_the_older_file_and_nothing_else(broken, tmp_path, monk
     with pytest.raises(OSError, match="broken") as failure:
         atomic_files.write(tmp_path / "a", b"newer")
     monkeypatch.undo()
-    assert failure.value.filename == str(tmp_path / "a")
-    assert (tmp_path / "a").read_bytes() == b"older"
+    assert (failure.value.filename, (tmp_path / "a").read_bytes()) == (str(tmp_path / "a"), b"older")
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 

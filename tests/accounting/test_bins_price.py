@@ -21,8 +21,7 @@ def excess_of(direction, epsilon):
 
 def one_pass(bins, noise, epsilon):
     """Delta of each direction, of two bins or three: a sum over all but the last, a closed form over the last."""
-    mu = 1 / noise
-    z = np.linspace(-11, 11, 9001 if bins == 2 else 3001)
+    mu, z = 1 / noise, np.linspace(-11, 11, 9001 if bins == 2 else 3001)
     weight, ratio = np.exp(-(z**2) / 2) / np.exp(-(z**2) / 2).sum(), np.exp(mu * z - mu**2 / 2)
     if bins == 3:
         weight, ratio = np.outer(weight, weight).ravel(), np.add.outer(ratio, ratio).ravel()

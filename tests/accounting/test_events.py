@@ -55,8 +55,7 @@ USER = Neighbouring.ADD_OR_REMOVE_USER
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_a_relation_is_named_in_words_and_found_by_them(event, relation):
-    assert event.relation == relation
-    assert Neighbouring.of(relation) == event.neighbouring
+    assert (event.relation, Neighbouring.of(relation)) == (relation, event.neighbouring)
 
 
 def test_a_relation_that_is_none_is_refused():
@@ -150,12 +149,10 @@ searches = st.builds(RepeatAndSelect, runs, st.floats(1, 1e9), st.floats(0, 1e9)
 def test_every_event_comes_back_from_a_line_of_json(event):
     line = json.dumps(facts_of(event), allow_nan=False)
     again = event_of(json.loads(line))
-    assert again == event
-    assert hash(again) == hash(event)
+    assert (again, hash(again)) == (event, hash(event))
     assert json.dumps(facts_of(again)) == line
     facts = json.loads(line)
-    assert facts["mechanism"] == event.mechanism
-    assert facts["neighbouring"] == event.relation
+    assert (facts["mechanism"], facts["neighbouring"]) == (event.mechanism, event.relation)
     assert facts["sampling"] == event.sampling
 
 

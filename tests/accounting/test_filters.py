@@ -69,8 +69,7 @@ def test_composition_alone_does_not_bound_a_second_run_chosen_by_the_first():
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.1, 1e-6), (1.0, 1e-5), (3.0, 1e-5), (8.0, 1e-3), (50.0, 1e-2)])
 def test_orders_are_a_function_of_the_budget_and_the_filter_costs_little(epsilon, delta):
     spent = RenyiFilter(epsilon, delta)
-    assert spent.orders == RenyiFilter(epsilon, delta).orders
-    assert len(spent.orders) == 3
+    assert (spent.orders, len(spent.orders)) == (RenyiFilter(epsilon, delta).orders, 3)
     assert min(spent.orders) >= 1.1
     noise = noise_multiplier_for(epsilon=epsilon, delta=delta, sampling_rate=1.0, steps=1)
     by_filter = noise_multiplier_for(epsilon=epsilon, delta=delta, sampling_rate=1.0, steps=1, accountant=spent)
@@ -139,8 +138,7 @@ def test_each_charge_and_each_run_is_a_declaration(tmp_path):
         for _ in range(2):
             ledger.charge(Gaussian(9.0))
         ledger.charge(Gaussian(9.0), 5)
-        run = RecordedRun("one", planned=40)
-        reserve(ledger, 3, run)
+        reserve(ledger, 3, RecordedRun("one", planned=40))
     with Ledger(path) as ledger:  # resumed
         reserve(ledger, 2, RecordedRun("one", planned=40))
         reserve(ledger, 1, RecordedRun("two", planned=1))
@@ -164,8 +162,7 @@ def test_releases_of_one_name_are_one_declaration(tmp_path):
 
 
 def test_a_run_that_gave_all_its_steps_back_is_no_declaration():
-    ledger = Ledger()
-    run = RecordedRun()
+    ledger, run = Ledger(), RecordedRun()
     ledger.reserve(STEP, 3, run=run)
     ledger.release(run=run)
     assert ledger.declarations == []
@@ -223,8 +220,7 @@ def test_a_budget_beside_a_charge_is_kept_by_the_filter():
 def test_nothing_follows_a_run_that_was_stopped_before_it_spent_the_whole_budget():
     """Else one who looks at half a run would choose between two budgets, its rest and that of the filter."""
     noise = noise_multiplier_for(epsilon=EPSILON, delta=DELTA, sampling_rate=0.01, steps=1000)
-    first = PoissonGaussian(0.01, noise)
-    ledger = Ledger()
+    first, ledger = PoissonGaussian(0.01, noise), Ledger()
     run = RecordedRun(planned=1000)
     ledger.reserve(first, 10, run=run)
     budget, _ = spending(ledger, steps=1)

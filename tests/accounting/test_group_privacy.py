@@ -68,8 +68,7 @@ def test_a_group_of_one_is_one_record(accountant, rate, noise, steps):
 
 
 def test_where_the_integral_would_be_long_the_group_is_in_every_batch():
-    wide = group(0.5, 0.002, 3)
-    assert group_divergences(wide, [1024.0])[0] == 1024 * (3 / 0.002) ** 2 / 2
+    assert group_divergences(group(0.5, 0.002, 3), [1024.0])[0] == 1024 * (3 / 0.002) ** 2 / 2
     assert np.isinf(group_divergences(group(0.5, 1e-4, 3), ORDERS)).all()
 
 

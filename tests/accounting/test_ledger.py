@@ -161,8 +161,7 @@ def test_a_ledger_cut_between_two_lines_is_detected_by_a_head_stored_elsewhere(w
     assert ledger.head == heads[-1]
     assert all(ledger.holds(head) for head in heads)
     assert not ledger.holds("0" * 64)
-    lines = written.read_bytes().splitlines(keepends=True)
-    written.write_bytes(b"".join(lines[:-1]))
+    written.write_bytes(b"".join(written.read_bytes().splitlines(keepends=True)[:-1]))
     assert not Ledger.read(written).holds(heads[-1])
     assert Ledger.read(written).holds(heads[-2])
 

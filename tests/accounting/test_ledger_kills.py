@@ -118,8 +118,7 @@ def check(folder):
     if not path.exists():
         assert not calls
         return False
-    mended = Ledger.repair(path)
-    events = Ledger.read(path).events
+    mended, events = Ledger.repair(path), Ledger.read(path).events
     for event, call in ((EVENT, b"e"), (OTHER, b"o")):
         assert calls.count(call) <= events.get(event, 0) <= calls.count(call) + 2
     return mended
@@ -147,8 +146,7 @@ def test_a_kill_within_any_write_leaves_what_can_be_mended(tmp_path):
 
 def run_in_spite_of(path, failures, steps=2):
     """The releases of a run that continues after each failure, and gives back unused steps at its end."""
-    calls = {EVENT: 0, OTHER: 0}
-    going_on = partial(suppress, failures, PrivacyError)
+    calls, going_on = {EVENT: 0, OTHER: 0}, partial(suppress, failures, PrivacyError)
     with going_on(), Ledger(path) as ledger:
         for _ in range(2):
             with going_on():

@@ -53,10 +53,7 @@ def link_to(real: Path, kind: str) -> Path:
     return link
 
 
-KINDS = ["symbolic", "relative", "link to a link", "folder", "hard"]
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["symbolic", "relative", "link to a link", "folder", "hard"])
 def test_every_name_shows_every_step_also_after_shortening(real, kind):
     link = link_to(real, kind)  # of a file that does not exist yet, unless the link is hard
     with Ledger(link) as ledger:
@@ -169,8 +166,7 @@ def test_what_is_written_is_what_the_path_names(real, monkeypatch):
         with Ledger(real) as ledger:
             assert ledger.committed == 8
             steps(ledger, 4)
-    assert len(attempts) == 2
-    assert Ledger.read(real).committed == 12
+    assert (len(attempts), Ledger.read(real).committed) == (2, 12)
 
 
 def test_a_file_that_was_replaced_where_it_is_mounted_alone_is_refused(real, monkeypatch):

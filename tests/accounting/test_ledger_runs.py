@@ -50,14 +50,12 @@ def test_closing_one_run_gives_back_its_own_steps_alone(path):
         with pytest.raises(PrivacyError, match="no reserved step"):
             ledger.commit(run=one)
         ledger.release(run=two)
-    assert Ledger.read(path).events == {EVENT: 9}
-    assert Ledger.read(path).committed == 9
+    assert (Ledger.read(path).events, Ledger.read(path).committed) == ({EVENT: 9}, 9)
 
 
 def test_two_objects_of_one_run_each_give_back_what_they_reserved(path):
     """A run that went on beside the object that it was resumed from."""
-    older = RecordedRun("same")
-    newer = RecordedRun("same")
+    older, newer = RecordedRun("same"), RecordedRun("same")
     with Ledger(path) as ledger:
         ledger.reserve(EVENT, 3, run=older)
         ledger.reserve(EVENT, 5, run=newer)
@@ -111,11 +109,10 @@ def test_what_no_writer_writes_is_refused(path, facts):
 
 
 # A ledger of four lines as they were before lines named their run.
-OLD = Path(__file__).parent / "old_ledger.jsonl"
 
 
 def test_an_old_ledger_is_read_exactly_and_goes_on(path):
-    content = OLD.read_bytes()
+    content = (Path(__file__).parent / "old_ledger.jsonl").read_bytes()
     assert b"run_id" not in content
     path.write_bytes(content)
     with Ledger(path, dataset="digits") as ledger:
@@ -157,8 +154,7 @@ def test_threads_may_share_a_ledger(path, on_disk, monkeypatch):
         for thread in threads:
             thread.join()
     assert not failures
-    assert ledger.events == {EVENT: 6 * 25 * 3}
-    assert sorted(ledger.paid.values()) == [75] * 6
+    assert (ledger.events, sorted(ledger.paid.values())) == ({EVENT: 6 * 25 * 3}, [75] * 6)
     if on_disk:
         assert Ledger.read(path).paid == ledger.paid
 

@@ -41,8 +41,7 @@ def test_draws_have_the_distribution(mean, shape):
     expected = 4000 * pmf(mean, shape, np.arange(max(numbers) + 1))
     kept = [k for k in range(len(expected)) if expected[k] >= 25]
     observed = np.array([numbers.count(k) for k in kept] + [sum(k not in kept for k in numbers)])
-    wanted = np.append(expected[kept], 4000 - expected[kept].sum())
-    assert stats.chisquare(observed, wanted).pvalue > 1e-3
+    assert stats.chisquare(observed, np.append(expected[kept], 4000 - expected[kept].sum())).pvalue > 1e-3
     assert min(numbers) >= (0 if math.isinf(shape) else 1)
     assert (min(numbers) == 0) is ((mean, shape) == (1.0, math.inf))
 

@@ -51,8 +51,7 @@ def test_amounts_compose_as_randomised_responses(epsilon):
     """Exact: of n answers, k are the more likely one."""
     n, each, fails = 20, 0.25, 1e-7
     k = np.arange(n + 1)
-    loss = (2 * k - n) * each
-    exact = 1 - (1 - fails) ** n
+    loss, exact = (2 * k - n) * each, 1 - (1 - fails) ** n
     probabilities = binom.pmf(k, n, math.exp(each) / (1 + math.exp(each)))
     exact += (1 - fails) ** n * probabilities @ np.maximum(0, 1 - np.exp(epsilon - loss))
     assert is_tight(delta({DpAmount(each, fails): n}, epsilon), exact, 2e-2)  # at 4.0 a loss is exactly epsilon
@@ -71,8 +70,7 @@ def test_counts_with_discrete_noise(sigma, most_values, monkeypatch):
     monkeypatch.setattr(privacy_loss, "MOST_VALUES", most_values)
     values, masses = discrete_gaussian(sigma)
     three = np.convolve(np.convolve(masses, masses), masses)
-    total = np.arange(3 * values[0], 3 * values[-1] + 1)
-    loss = (3 - 2 * total) / (2 * sigma**2)
+    loss = (3 - 2 * np.arange(3 * values[0], 3 * values[-1] + 1)) / (2 * sigma**2)
     for epsilon in (0.0, 1 / sigma, 4 / sigma):
         exact = three @ np.maximum(0, -np.expm1(np.minimum(epsilon - loss, 0)))
         assert is_tight(delta({DiscreteGaussian(sigma): 3}, epsilon), exact, 2e-3 if most_values > 60 else 0.5)
@@ -93,8 +91,7 @@ def test_two_sampled_releases(rate, noise, epsilon):
     x = np.linspace(-9, 9 + 1 / noise, 3001)
     still = np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
     ratio = 1 - rate + rate * np.exp(x / noise - noise**-2 / 2)
-    weight = np.outer(still, still) * (x[1] - x[0]) ** 2
-    pair = np.outer(ratio, ratio)
+    weight, pair = np.outer(still, still) * (x[1] - x[0]) ** 2, np.outer(ratio, ratio)
     removed = (weight * np.maximum(0, pair - math.exp(epsilon))).sum()
     added = (weight * np.maximum(0, 1 - math.exp(epsilon) * pair)).sum()
     ours = delta({PoissonGaussian(rate, noise): 2}, epsilon)
@@ -108,8 +105,7 @@ def test_two_sampled_releases(rate, noise, epsilon):
 def test_one_batch_of_fixed_size(size, noise, epsilon):
     """Exact: sampling shrinks e^epsilon - 1 and delta by the same factor."""
     rate = size / 100
-    inner = math.log1p(math.expm1(epsilon) / rate)
-    exact = rate * gaussian_delta(2 / noise, inner)
+    exact = rate * gaussian_delta(2 / noise, math.log1p(math.expm1(epsilon) / rate))
     assert is_tight(delta({FixedSizeGaussian(size, 100, noise): 1}, epsilon), exact)
 
 
@@ -133,8 +129,7 @@ def test_no_truncated_batch_of_any_number_of_records_costs_more(rate, noise, oth
     for number in range(9):
         without, within = [], []
         for drawn, chance in enumerate(binom.pmf(range(number + 1), number, rate)):
-            kept = min(drawn, 2)
-            enters = rate * min(1, 2 / (drawn + 1))
+            kept, enters = min(drawn, 2), rate * min(1, 2 / (drawn + 1))
             with_it = others * min(drawn, 1) + 1
             without.append((others * kept / noise, chance))
             within += [(others * kept / noise, chance * (1 - enters)), (with_it / noise, chance * enters)]
@@ -216,8 +211,7 @@ def test_amounts_of_divergence_keep_their_delta(rho, small):
 
 
 def test_a_bound_from_divergences_is_not_below_them_in_between():
-    curve = RdpAccountant().compose({ZcdpAmount(0.3): 1})
-    either = renyi_loss(curve, 1e-12)
+    either = renyi_loss(RdpAccountant().compose({ZcdpAmount(0.3): 1}), 1e-12)
     assert either.masses.min() > 0
     for epsilon in np.linspace(0.001, 5, 400):
         from_values = either.lost + either.masses @ np.maximum(0, 1 - np.exp(epsilon - either.losses))

@@ -9,8 +9,6 @@ from scipy.stats import norm
 from noisette.accounting import Gaussian, GdpAccountant, PldAccountant, PoissonGaussian
 from noisette.accounting.interface import TradeOff
 
-RATES = (1e-10, 1e-8, 1e-6, 1e-4, 1e-3, 1e-2, 0.1, 0.3, 0.5, 0.9)
-
 
 class RandomisedResponse:
     """The exact curve of an answer that is turned round with probability 1 / (1 + e^2)."""
@@ -29,7 +27,7 @@ def test_bounds_of_one_gaussian_are_its_closed_form(mu, accountant):
     total_variation = 2 * norm.cdf(mu / 2) - 1
     assert total_variation <= attack.advantage <= total_variation * 1.0001
     assert attack.accuracy == (1 + attack.advantage) / 2
-    for rate in RATES:
+    for rate in (1e-10, 1e-8, 1e-6, 1e-4, 1e-3, 1e-2, 0.1, 0.3, 0.5, 0.9):
         exact = norm.cdf(norm.ppf(rate) + mu)
         assert exact <= attack.true_positive_rate(rate) <= min(1, exact * 1.01)
         assert attack.false_negative_rate(rate) == 1 - attack.true_positive_rate(rate)
@@ -47,8 +45,7 @@ def test_the_belief_is_exceeded_as_rarely_as_stated(mu, exceeded):
 
 
 def test_randomised_response_is_bounded_exactly():
-    attack = TradeOff(RandomisedResponse())
-    truth = math.exp(2) / (1 + math.exp(2))
+    attack, truth = TradeOff(RandomisedResponse()), math.exp(2) / (1 + math.exp(2))
     assert attack.advantage == pytest.approx(2 * truth - 1, rel=1e-9)
     assert attack.accuracy == pytest.approx(truth, rel=1e-9)
     assert attack.posterior(exceeded=0.01) == pytest.approx(truth, rel=1e-4)

@@ -48,10 +48,8 @@ def test_the_file_is_bounded_and_the_totals_are_those_of_all_lines(path: Path) -
         totals, head = ledger.tallies, ledger.head
     assert lines(path) < 41 + 30, "each charge is a declaration, so it keeps its line"
     read = Ledger.read(path)
-    assert read.tallies == totals
-    assert read.events == {EVENT: 400, OTHER: 43}
-    assert read.committed == 400
-    assert read.head == head
+    assert (read.tallies, read.events) == (totals, {EVENT: 400, OTHER: 43})
+    assert (read.committed, read.head) == (400, head)
     assert os.stat(path).st_mode & 0o777 == 0o600
     assert os.listdir(path.parent) == [path.name]
 
@@ -82,8 +80,7 @@ def test_it_is_short_before_its_end_is_named(path: Path) -> None:
             ledger.shorten()
             assert ledger.holds(ledger.head)
         assert ledger.events == {EVENT: 500}
-    assert lines(path) == 10
-    assert Ledger.read(path).committed == 500
+    assert (lines(path), Ledger.read(path).committed) == (10, 500)
     with pytest.raises(PrivacyError, match="closed"):
         steps(ledger, 1)
 
@@ -108,8 +105,7 @@ def test_without_room_for_the_shorter_file_the_long_one_goes_on(path: Path, monk
     monkeypatch.setattr(os, "replace", refuse)
     with Ledger(path) as ledger:
         steps(ledger, 40)
-    assert lines(path) == 50
-    assert os.listdir(path.parent) == [path.name]
+    assert (lines(path), os.listdir(path.parent)) == (50, [path.name])
 
 
 @pytest.mark.usefixtures("_short")
@@ -184,8 +180,7 @@ for number in range(0, 10**6, int(sys.argv[2])):
 @pytest.mark.parametrize("stride", [41, pytest.param(7, marks=pytest.mark.slow)])
 def test_a_kill_at_any_line_never_hides_a_step(tmp_path: Path, stride: int) -> None:
     subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), str(stride)], check=True)
-    shortened = 0
-    folders = sorted(tmp_path.iterdir())
+    shortened, folders = 0, sorted(tmp_path.iterdir())
     for folder in folders:
         calls = (folder / "calls").stat().st_size if (folder / "calls").exists() else 0
         path = folder / "ledger.jsonl"

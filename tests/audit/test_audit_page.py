@@ -55,8 +55,7 @@ def test_the_step_of_opacus_is_consistent():
 
 
 def test_neighbours_keep_the_bound_and_the_cost_is_the_stated_one():
-    names = ran(BOUND, STEP, NEIGHBOURS, COST)
-    assert names["neighbours"].verdict is Verdict.CONSISTENT
+    assert ran(BOUND, STEP, NEIGHBOURS, COST)["neighbours"].verdict is Verdict.CONSISTENT
     assert len(BLOCKS) == 1 + COST
 
 

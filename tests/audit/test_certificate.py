@@ -17,8 +17,7 @@ from noisette.audit.certificate import rate_at_most
 @pytest.mark.parametrize("rate", [0.003, 0.1, 0.5, 0.97])
 def test_upper_confidence_limits_cover_the_rate(trials, rate):
     """The exact probability, over all counts, that the upper limit is below the rate."""
-    alpha = 0.01
-    hits = np.arange(trials + 1)
+    alpha, hits = 0.01, np.arange(trials + 1)
     below = np.array([rate_at_most(int(k), trials, alpha=alpha) < rate for k in hits])
     assert binom.pmf(hits[below], trials, rate).sum() <= alpha * (1 + 1e-9)
     assert rate_at_most(trials, trials, alpha=alpha) == 1.0
@@ -55,8 +54,7 @@ def test_number_of_scores_that_refutes_a_guarantee(factor):
 
 def test_nothing_is_certified_for_equally_distributed_scores():
     """At a false alarm of one in a hundred, 300 audits give at most 19; the binomial tail beyond is 1e-10."""
-    random = np.random.default_rng(1)
-    alarms = np.zeros(2)
+    random, alarms = np.random.default_rng(1), np.zeros(2)
     for _ in range(300):
         inside, outside = random.normal(size=(2, 50))
         alarms[0] += certified_mu(inside, outside, threshold=0.0, alpha=1e-2) > 0
@@ -85,8 +83,7 @@ def test_epsilon_of_mu_is_the_closed_form():
 
 def test_certified_epsilon_is_close_to_the_true_epsilon_and_not_above_it():
     """Ideal scores of mu = 1 at a delta of one percent; the bound assumes no shape of the mechanism."""
-    random = np.random.default_rng(3)
-    truth = epsilon_of(1.0, delta=1e-2)
+    random, truth = np.random.default_rng(3), epsilon_of(1.0, delta=1e-2)
     for sign in (1, -1):
         inside, outside = sign * random.normal(1, 1, 400_000), sign * random.normal(0, 1, 400_000)
         assert 0.85 * truth < certified_epsilon(inside, outside, delta=1e-2, alpha=1e-6) < truth
@@ -95,8 +92,7 @@ def test_certified_epsilon_is_close_to_the_true_epsilon_and_not_above_it():
 @pytest.mark.parametrize(("delta", "least"), [(1e-9, 0.95), (0.4, 0.8)])
 def test_certified_epsilon_of_randomised_response(delta, least):
     """Two answers only, right with probability 3/4: delta is subtracted from the true positive rate."""
-    random = np.random.default_rng(4)
-    inside, outside = (random.random((2, 200_000)) < [[0.75], [0.25]]).astype(float)
+    inside, outside = (np.random.default_rng(4).random((2, 200_000)) < [[0.75], [0.25]]).astype(float)
     truth = math.log((0.75 - delta) / 0.25)
     assert least * truth < certified_epsilon(inside, outside, delta=delta, alpha=1e-6) < truth
 
@@ -178,8 +174,7 @@ def test_a_record_that_is_added_is_simulated_too():
 
 
 def test_kinds_that_are_not_simulated_are_named():
-    released = {Laplace(2.0): 3, BallsInBinsGaussian(3, 2.0): 3, Gaussian(1.0): 1}
-    audit = audit_cost(released, epsilon=1.0, delta=1e-5)
+    audit = audit_cost({Laplace(2.0): 3, BallsInBinsGaussian(3, 2.0): 3, Gaussian(1.0): 1}, epsilon=1.0, delta=1e-5)
     assert audit.left_out == ("Laplace", "balls-in-bins Gaussian")
     assert audit.verdict is Verdict.VIOLATION, "the Gaussian release alone costs more"
     assert audit_cost({Laplace(2.0): 3}, epsilon=0.0, delta=1e-5).least == 0

@@ -156,8 +156,7 @@ def ideal(random: np.random.Generator, *, steps: int = 8, canaries: int = 128, s
 
 def test_false_alarms_have_the_given_rate():
     """At one in a hundred for each check; 1,000 audits, so ten are expected of each, and the tail beyond 35 is 1e-9."""
-    random = np.random.default_rng(12)
-    alarms = np.zeros(8)
+    random, alarms = np.random.default_rng(12), np.zeros(8)
     for _ in range(1_000):
         scores = ideal(random)
         assert StepAudit(scores).findings == ()
@@ -170,8 +169,7 @@ def test_false_alarms_have_the_given_rate():
 @pytest.mark.parametrize("tail", [1e-9, 0.5])
 def test_z_score_of_the_spread_follows_the_distribution_of_a_variance(n, tail):
     """A variance at a quantile of its distribution has about the z of that quantile, also for few values."""
-    variance = chi2.isf(tail, n - 1) / (n - 1)
-    values = np.resize([1.0, -1.0], n)
+    variance, values = chi2.isf(tail, n - 1) / (n - 1), np.resize([1.0, -1.0], n)
     z = spread_z(values * np.sqrt(variance / values.var(ddof=1)))
     assert z == pytest.approx(norm.isf(tail), abs=0.02 if n > 100 else 0.6)
     assert tail > 1e-9 or z < 6.11 + 0.02
@@ -180,18 +178,15 @@ def test_z_score_of_the_spread_follows_the_distribution_of_a_variance(n, tail):
 @pytest.mark.parametrize("shape", [(1, 1), (1, 30), (3, 1), (2, 22)])
 def test_the_smallest_audits_have_a_verdict(shape):
     for inside in (True, False):
-        scores = Scores(np.zeros(shape), np.full(shape, inside), noise_multiplier=1.0, shift=1.0)
-        audit = StepAudit(scores)
+        audit = StepAudit(Scores(np.zeros(shape), np.full(shape, inside), noise_multiplier=1.0, shift=1.0))
         assert audit.certified_mu == 0
 
 
 def test_peaks_exceed_z_at_most_at_the_stated_rate():
     """The tail probability of a peak bounds its frequency, also for lags with few terms."""
-    random = np.random.default_rng(13)
-    samples = random.normal(size=(4_000, 1, 60))
+    samples = np.random.default_rng(13).normal(size=(4_000, 1, 60))
     within = np.array([peak_within_steps(noise) for noise in samples])
-    across = np.array([peak_across_steps(noise.reshape(2, 30)) for noise in samples])
-    for peaks in (within, across):
+    for peaks in (within, np.array([peak_across_steps(noise.reshape(2, 30)) for noise in samples])):
         looks = int(peaks[0, 1])
         for z in (2.5, 3.0, 3.5):
             bound = 2 * looks * np.exp(-(z**2) / 2)
@@ -203,8 +198,7 @@ def test_a_peak_is_the_z_of_a_sum_where_there_are_many_terms():
     n = 40_000
     for z in (0.0, 2.0, 6.0):
         peak, pairs = peak_across_steps(np.stack([np.ones(n), np.full(n, z / np.sqrt(n))]))
-        assert pairs == 1
-        assert peak == pytest.approx(z, rel=1e-2)
+        assert (pairs, peak) == (1, pytest.approx(z, rel=1e-2))
 
 
 def test_limits_divide_the_false_alarm_among_all_sums():

@@ -19,8 +19,7 @@ def test_bench_writes_results_figures_and_page(tmp_path):
     assert done.exit_code == 0, done.output
     drawn = {f"{name}.{suffix}" for name in ("targets", "fig7") for suffix in ("json", "svg")}
     assert {file.name for file in (tmp_path / "a" / "b").iterdir()} == drawn | {"bench.html"}
-    report = json.loads((tmp_path / "a" / "b" / "targets.json").read_text())
-    [cell] = report["cells"]
+    [cell] = json.loads((tmp_path / "a" / "b" / "targets.json").read_text())["cells"]
     assert set(cell["methods"]) == {"plain", "BookKeeping", "nxBP"}
     assert "MLP, batch 4" in done.output
     assert "BookKeeping" in done.output

@@ -56,8 +56,7 @@ def test_a_part_that_takes_too_long_is_cut_off_and_keeps_what_it_wrote(tmp_path)
         patch.setattr(gpu, "ROOT", tmp_path)
         result = outcome(Part("slow", 3.0, run), Place("cpu", True, tmp_path), time.monotonic() + 60)
     assert time.monotonic() - start < 20
-    assert result["ended"] == "cut off"
-    assert gpu._lines_of_json(result["output"]) == [{"a": 1}]
+    assert (result["ended"], gpu._lines_of_json(result["output"])) == ("cut off", [{"a": 1}])
     assert not gpu.is_passed(result)
     assert summary(result).startswith("cut off after 3 s")
 

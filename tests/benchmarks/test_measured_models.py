@@ -38,5 +38,4 @@ def test_experiments_name_models_and_methods_that_exist(name):
     experiment = EXPERIMENTS[name]
     assert {cell.name for cell in experiment.cells} <= set(MODELS)
     assert set(experiment.methods) <= set(METHODS)
-    assert experiment.methods[0] == "plain"
-    assert len(set(experiment.cells)) == len(experiment.cells)
+    assert (experiment.methods[0], len(set(experiment.cells))) == ("plain", len(experiment.cells))

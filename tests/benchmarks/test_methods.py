@@ -58,8 +58,7 @@ def clipped_step(model: nn.Module, data: sgd.Data) -> dict[str, Tensor]:
 def test_every_method_that_clips_takes_the_same_step(method):
     model, data = of_mlp(5)
     before = {name: p.clone() for name, p in model.state_dict().items()}
-    expected = clipped_step(model, data)
-    after = weights_after_a_step(method, model, data)
+    expected, after = clipped_step(model, data), weights_after_a_step(method, model, data)
     for name, right in expected.items():
         torch.testing.assert_close(after[name] - before[name], right - before[name], rtol=1e-3, atol=1e-7)
 
@@ -67,8 +66,7 @@ def test_every_method_that_clips_takes_the_same_step(method):
 @pytest.mark.parametrize("method", CLIPPED)
 def test_every_method_that_clips_adds_noise(method):
     model, data = of_mlp(2)
-    expected = clipped_step(model, data)
-    after = weights_after_a_step(method, model, data)
+    expected, after = clipped_step(model, data), weights_after_a_step(method, model, data)
     std = sgd.LEARNING_RATE * sgd.MAX_GRAD_NORM * sgd.NOISE_MULTIPLIER / 2
     for name in ("0.weight", "2.weight"):
         assert float((after[name] - expected[name]).std()) == pytest.approx(std, rel=0.1)
@@ -100,8 +98,7 @@ def test_a_step_that_cannot_be_captured_is_an_error(name, monkeypatch):
 
 def test_compiled_plain_training_is_plain_training_in_a_compiled_function(monkeypatch):
     model, data = of_mlp(5)
-    copied = copy.deepcopy(model)
-    expected = weights_after_a_step("plain", model, data)
+    copied, expected = copy.deepcopy(model), weights_after_a_step("plain", model, data)
     compiled: list[int] = []
 
     def counted(graph: torch.fx.GraphModule, _: list[Tensor]) -> torch.fx.GraphModule:
@@ -109,8 +106,7 @@ def test_compiled_plain_training_is_plain_training_in_a_compiled_function(monkey
         return graph
 
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counted))
-    after = weights_after_a_step("plain-compiled", copied, data)
-    torch.testing.assert_close(after, expected)
+    torch.testing.assert_close(weights_after_a_step("plain-compiled", copied, data), expected)
     assert len(compiled) == 1, "the model and its loss are one graph"
     assert compiled[0] > 5
 

@@ -63,8 +63,7 @@ def test_calls_are_compared_at_powers_of_two_and_every_so_many() -> None:
     compared = []
     for k in range(1, 520):
         before = function.calls
-        outputs = call(captured, function, X + k)
-        torch.testing.assert_close(outputs[0], 2 * (X + k).sum(0))
+        torch.testing.assert_close(call(captured, function, X + k)[0], 2 * (X + k).sum(0))
         if function.calls > before:
             compared.append(k)
     assert compared == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
@@ -73,8 +72,7 @@ def test_calls_are_compared_at_powers_of_two_and_every_so_many() -> None:
 @pytest.mark.parametrize("changed_at", [2, 3, 9])
 def test_a_difference_is_met_at_the_next_comparison_and_gives_the_graph_up(changed_at: int) -> None:
     function, captured = Scaled(), made()
-    met_at = {2: 2, 3: 4, 9: 16}[changed_at]
-    for k in range(1, met_at):
+    for k in range(1, {2: 2, 3: 4, 9: 16}[changed_at]):
         function.scale = 2.1 if k >= changed_at else 2.0
         call(captured, function, X)
     assert captured.problem is None
@@ -103,8 +101,7 @@ def test_the_quickest_graph_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     in_place_of(captured, timed(3.0), timed(1.0))
     for _ in range(40):
         call(captured, function, X)
-    assert captured._sizes[3].quickest.median == 1.0
-    assert set(taken[-20:]) == {1.0}
+    assert (captured._sizes[3].quickest.median, set(taken[-20:])) == (1.0, {1.0})
     assert taken.count(3.0) <= 8
 
 
@@ -150,8 +147,7 @@ def test_each_size_goes_to_what_was_quickest_for_it() -> None:
 
 @pytest.mark.parametrize("capture", ["graph", "compiled"])
 def test_a_graph_that_was_asked_for_is_taken_at_each_size_from_its_second_call_on(capture: str) -> None:
-    schedule = schedule_of(capture)
-    captured = Captured(schedule, {torch.float64})
+    captured = Captured(schedule_of(capture), {torch.float64})
     assert captured.rows_for(128, 0.0) is None
     captured.add_time(128, 0.001, None)
     assert captured.rows_for(128, 0.0) == 128
@@ -160,8 +156,7 @@ def test_a_graph_that_was_asked_for_is_taken_at_each_size_from_its_second_call_o
     for rows in (112, 64, 160):
         captured.add_time(rows, 0.001, None)
     assert captured.rows_for(112, 0.0) == 128  # nothing more is compiled
-    assert captured.rows_for(64, 0.0) == 64
-    assert captured.rows_for(160, 0.0) == 160
+    assert (captured.rows_for(64, 0.0), captured.rows_for(160, 0.0)) == (64, 160)
 
 
 def test_a_graph_is_compiled_once_it_is_repaid(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,8 +182,7 @@ def test_the_difference_is_a_share_of_the_norm() -> None:
     nan, zero = [torch.tensor([math.nan])], [torch.zeros(1)]
     assert not relative_difference(nan, other[1:]) <= 1
     assert not relative_difference(other[1:], nan) <= 1
-    assert relative_difference(other[1:], zero) == math.inf
-    assert relative_difference(zero, zero) == 0
+    assert (relative_difference(other[1:], zero), relative_difference(zero, zero)) == (math.inf, 0)
 
 
 @pytest.mark.parametrize("rows", [slice(None), slice(7), slice(None, None, 4096)], ids=["all", "few", "one column"])
@@ -210,8 +204,7 @@ def test_a_comparison_draws_what_the_step_alone_would_draw() -> None:
     torch.manual_seed(0)
     captured = made()
     for each in expected:
-        outputs = call(captured, drops, X)
-        torch.testing.assert_close(outputs[0], each)
+        torch.testing.assert_close(call(captured, drops, X)[0], each)
 
 
 def test_what_is_asked_for_is_done_at_once_and_otherwise_in_long_runs_alone() -> None:

@@ -27,8 +27,7 @@ def run(options, *flags):
 
 
 def facts(options, *flags):
-    result = succeeded(run(options, *flags, "--json"))
-    return json.loads(result.stdout)
+    return json.loads(succeeded(run(options, *flags, "--json")).stdout)
 
 
 def without(*names):
@@ -72,8 +71,7 @@ def test_printed_epsilon_is_never_less_than_the_exact_one():
     options = PLAN | {"--noise-multiplier": "3.3333333"}
     shown = run(options).stdout
     assert all(fact in shown for fact in ("1e-05", "10,000", "Poisson", "add or remove one record", "pld"))
-    printed = float(shown.split()[1])
-    exact = facts(options)["epsilon"]
+    printed, exact = float(shown.split()[1]), facts(options)["epsilon"]
     assert exact <= printed <= exact * 1.0002
     infinite = facts(PLAN | {"--noise-multiplier": "0.0001"})
     assert float(infinite["epsilon"]) == math.inf, "a string, as JSON has no such number"
@@ -92,8 +90,7 @@ def test_rounding_goes_one_way_for_every_size_of_number(value):
 def test_each_number_is_found_from_the_other_four(missing, expected, tolerance):
     options = without("--" + missing.replace("_", "-"))
     found = facts(options, "--accountant", "moments")
-    assert found["found"] == missing
-    assert found[missing] == pytest.approx(expected, rel=tolerance)
+    assert (found["found"], found[missing]) == (missing, pytest.approx(expected, rel=tolerance))
     assert found["epsilon"] <= 1.26
     release = PoissonGaussian(found["sampling_rate"], found["noise_multiplier"])
     curve = MomentsAccountant().compose({release: found["steps"]})

@@ -7,7 +7,7 @@ import torch
 from click.testing import Result
 from safetensors.torch import save_file
 
-from command_line import FILES, noisette, reseal, succeeded, train
+from command_line import FILES, noisette, refusal, reseal, succeeded, train
 from noisette.audit.audited_run import AuditedRun
 from noisette.core.noise import GaussianNoise
 from noisette.nn.models import build
@@ -75,8 +75,7 @@ def test_a_run_folder_contains_the_whole_recipe(tmp_path):
     recipe, place = tmp_path / "recipe.toml", tmp_path / "run"
     recipe.write_text(EACH_LAYER)
     succeeded(train(recipe, "--out", place))
-    told = AuditedRun.of_run(place).recipe
-    given = Recipe.read(recipe)
+    told, given = AuditedRun.of_run(place).recipe, Recipe.read(recipe)
     assert replace(told, privacy=given.privacy) == given
     assert told.privacy.max_grad_norm == pytest.approx(given.privacy.max_grad_norm)
     succeeded(audit(place, "--pairs", "4", out=tmp_path / "out"))
@@ -117,13 +116,10 @@ def test_invalid_input_is_reported_and_nothing_is_written(run, tmp_path):
 
 
 def test_a_run_that_contradicts_its_ledger_is_refused(run, tmp_path):
-    event = json.loads((run / "run.json").read_text())["event"]
-    quiet = {"event": event | {"noise_multiplier": 0.01}}
+    quiet = {"event": json.loads((run / "run.json").read_text())["event"] | {"noise_multiplier": 0.01}}
     for facts, message in ((quiet, "contains 0 of them"), ({"steps": 10_000}, "states 10000 releases")):
         place = tmp_path / message
-        done = audit(changed(run, place, **facts), out=tmp_path / "out")
-        assert done.exit_code == 2
-        assert message in " ".join(done.stderr.split())
+        refusal(audit(changed(run, place, **facts), out=tmp_path / "out"), message)
 
 
 def test_a_cost_that_is_too_small_is_found(run, tmp_path):
@@ -134,8 +130,7 @@ def test_a_cost_that_is_too_small_is_found(run, tmp_path):
 
 
 def test_a_run_from_public_weights_is_audited_whole_where_their_file_is(tmp_path, monkeypatch):
-    first = tmp_path / "first.safetensors"
-    linear = build("linear", (1, 8, 8), 10)
+    first, linear = tmp_path / "first.safetensors", build("linear", (1, 8, 8), 10)
     save_file({name: torch.ones_like(value) for name, value in linear.state_dict().items()}, first)
     recipe = RECIPE.replace('name = "linear"', f'name = "linear"\nweights = {str(first)!r}\nfrozen = []')
     (tmp_path / "from.toml").write_text(recipe)

@@ -20,8 +20,7 @@ def test_a_run_at_each_budget_beside_a_baseline_and_their_joint_cost(tmp_path):
     assert [run["epsilon"] <= budget for run, budget in zip(told["runs"], (1, 3), strict=True)] == [True, True]
     assert told["baseline"]["accuracy"] > 0.5
     released = [Ledger.read(place / name / "ledger.jsonl").events for name in ("epsilon-1", "epsilon-3")]
-    joint = PldAccountant().compose(released[0] | released[1]).epsilon(delta=1e-4)
-    assert abs(told["epsilon_of_all"] - joint) < 1e-6
+    assert abs(told["epsilon_of_all"] - PldAccountant().compose(released[0] | released[1]).epsilon(delta=1e-4)) < 1e-6
     assert "together cost epsilon" in shown.output
     assert "NOT PRIVATE" in shown.output
     refusal(noisette("curve", *QUICK), "choose another --out")
@@ -30,8 +29,7 @@ def test_a_run_at_each_budget_beside_a_baseline_and_their_joint_cost(tmp_path):
 def test_without_a_baseline_a_recipe_is_followed_and_nothing_is_called_not_private(tmp_path):
     (tmp_path / "own.toml").write_text('[model]\nname = "linear"\n[privacy]\ndelta = 1e-4\n[training]\nepochs = 1')
     given = ("--epsilon", "2", "--no-baseline", "--out", "there", "--json")
-    shown = succeeded(noisette("curve", "own.toml", *given))
-    told = json.loads(shown.stdout)
+    told = json.loads(succeeded(noisette("curve", "own.toml", *given)).stdout)
     assert (told["private"], told["baseline"]) == (True, None)
     assert "NOT PRIVATE" not in (tmp_path / "there" / "curve.html").read_text()
     assert "epsilon-2/run.json" in tree(tmp_path / "there")

@@ -83,13 +83,12 @@ def test_neither_accounting_nor_a_mistake_waits_for_torch(tmp_path):
 # What the package and ``--help`` leave unimported: each of these takes a twentieth of a second or more.
 LATE = ("torch", "matplotlib", "scipy.special", "scipy.optimize", "scipy.stats", "sklearn", "dp_accounting")
 LATE_TOO = ("pooch", "PIL.Image", "cryptography", "safetensors", "jinja2", "transformers", "pandas")
-FOR_COMMANDS = ("numpy", "scipy", "typer", "rich")
 HELP = "from noisette.cli import app; app(['--help'], standalone_mode=False)"
 
 
 @pytest.mark.parametrize(
     ("program", "late"),
-    [("import noisette", (*LATE, *LATE_TOO, *FOR_COMMANDS)), (HELP, (*LATE, *LATE_TOO))],
+    [("import noisette", (*LATE, *LATE_TOO, *("numpy", "scipy", "typer", "rich"))), (HELP, (*LATE, *LATE_TOO))],
     ids=["package", "help"],
 )
 def test_libraries_are_imported_on_first_use(program, late):

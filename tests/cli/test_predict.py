@@ -51,8 +51,7 @@ def test_places_that_are_not_utf_8(tmp_path):
     for k in range(20):
         place = photos / "train" / "ab"[k % 2]
         place.mkdir(parents=True, exist_ok=True)
-        pixels = np.full((8, 8, 3), 12 * k, np.uint8)
-        Image.fromarray(pixels).save(place / os.fsdecode(b"%d-\xe9.png" % k))
+        Image.fromarray(np.full((8, 8, 3), 12 * k, np.uint8)).save(place / os.fsdecode(b"%d-\xe9.png" % k))
     out, found = tmp_path / os.fsdecode(b"run-\xff"), tmp_path / "found.csv"
     declared = ("--classes", "a,b", "--size", "20", "--image-size", "8,8", "--model", "linear")
     commands = (

@@ -78,12 +78,9 @@ def test_from_a_schema_to_predictions_of_new_rows(trained):
     assert "public test examples" not in page
     for file in (trained / "run").iterdir():
         assert b"CANARY" not in file.read_bytes()
-
     Path("new.csv").write_text("hours,job,age\n10,SMITH,20\n,,\n")
-    predicted = succeeded(run("predict", trained / "run", "new.csv"))
-    header, *rows = csv.reader(predicted.stdout.splitlines())
-    assert header == ["predicted paid", "probability of no", "probability of yes"]
-    assert len(rows) == 2
+    header, *rows = csv.reader(succeeded(run("predict", trained / "run", "new.csv")).stdout.splitlines())
+    assert (header, len(rows)) == (["predicted paid", "probability of no", "probability of yes"], 2)
     for name, *shares in rows:
         assert sum(map(float, shares)) == pytest.approx(1, abs=1e-5)
         assert name == ["no", "yes"][np.argmax(list(map(float, shares)))]
@@ -116,11 +113,9 @@ def test_regression_in_the_unit_of_its_target(people):
     assert found["unit"] == "h"
     assert found["rmse"] < 0.7 * found["base_rmse"]
     assert "best constant" in shown.output
-    page = Path("runs/hours/report.html").read_text()
-    assert f"Test error (RMSE) of {found['rmse']:.4g} h" in page
+    assert f"Test error (RMSE) of {found['rmse']:.4g} h" in Path("runs/hours/report.html").read_text()
     header, *values = run("predict", "runs/hours", people).stdout.splitlines()
-    assert header == "predicted hours"
-    assert len(values) == ROWS
+    assert (header, len(values)) == ("predicted hours", ROWS)
     assert all(0 <= float(value) <= 60 for value in values)
 
 
@@ -169,8 +164,7 @@ def test_a_run_that_is_continued_holds_out_the_same_records(people, schema, monk
     kept = settings.read_text()
     key = json.loads(kept)["holdout_key"]
     settings.write_text(kept.replace(key, "00" * 32))
-    other = run("train", "--resume", "runs/c")
-    assert other.exit_code == 2, "records held out before must not be trained on after"
+    assert run("train", "--resume", "runs/c").exit_code == 2, "records held out before must not be trained on after"
     settings.write_text(kept)
     succeeded(run("train", "--resume", "runs/c"))
     assert facts("runs/c")["resumed"] == 1
@@ -188,9 +182,7 @@ def test_a_run_that_is_continued_holds_out_the_same_records(people, schema, monk
 )
 def test_wrong_options_leave_nothing(trained, options, says):
     given = ("--data", trained / "People.CSV", "--columns", trained / "schema.toml")
-    shown = run("train", *given, *QUICK, *options, "--out", "runs/x")
-    assert shown.exit_code == 2
-    assert says in shown.output
+    refusal(run("train", *given, *QUICK, *options, "--out", "runs/x"), says)
     assert not Path("runs").exists()
 
 
@@ -210,8 +202,7 @@ def test_a_table_or_a_schema_is_no_recipe(people, schema):
 
 def test_text_in_another_encoding_is_refused_with_the_options_that_declare_it():
     Path("a.csv").write_bytes("naïve,label\nmüde,0\n".encode("latin-1"))
-    refused = run("schema", "a.csv", "--classes", 2, "--size", 400)
-    assert "noisette schema --encoding latin-1" in refused.output
+    assert "noisette schema --encoding latin-1" in run("schema", "a.csv", "--classes", 2, "--size", 400).output
     succeeded(run("schema", "a.csv", "--classes", 2, "--size", 400, "--encoding", "latin-1"))
 
 
@@ -220,8 +211,7 @@ def test_a_few_rows_are_warned_of_and_predictions_of_a_baseline_say_what_they_ar
     given = ("--data", "few.csv", "--classes", 2, "--size", 40, "--holdout", 0.5, "--model", "linear", "--epochs", 1)
     trained = succeeded(run("train", *given, "--batch-size", 10, "--delta", 1e-4))
     assert "Warning: of 20 records nothing can be learnt" in trained.stderr
-    baseline = succeeded(run("train", *given, "--batch-size", 10, "--without-privacy"))
-    assert "Warning" not in baseline.output
+    assert "Warning" not in succeeded(run("train", *given, "--batch-size", 10, "--without-privacy")).output
     for name, is_private in (("few", True), ("few-not-private", False)):
         predicted = succeeded(run("predict", f"runs/{name}", "few.csv"))
         assert ("run without privacy" in predicted.stderr) is not is_private
@@ -316,10 +306,7 @@ def test_a_schema_takes_the_names_of_any_table(suffix):
 )
 def test_wrong_schemas_leave_nothing(names, options, says):
     Path("x.csv").write_text(f"{names}\n1,2\n")
-    shown = run("schema", "x.csv", *options)
-    assert shown.exit_code == 2
-    assert says in shown.output
-    assert "SECRET" not in shown.output
+    assert "SECRET" not in refusal(run("schema", "x.csv", *options), says).output
     assert not Path("schema.toml").exists()
     Path("x.zip").write_bytes(b"PK")
     assert "x.zip is a file of another kind; give one that ends in .csv, .tsv" in run("schema", "x.zip").output
@@ -329,6 +316,5 @@ def test_names_with_commas_in_quotes():
     Path("x.csv").write_text('q,"p,q",label\n')
     succeeded(run("schema", "x.csv", "--classes", '"a, b", c', "--category", 'q="x,y",z', "--ignore", '"p,q"'))
     found = tomllib.loads(Path("schema.toml").read_text())
-    assert found["classes"] == ["a, b", "c"]
-    assert found["columns"]["q"]["categories"] == ["x,y", "z"]
+    assert (found["classes"], found["columns"]["q"]["categories"]) == (["a, b", "c"], ["x,y", "z"])
     assert found["columns"]["p,q"] == {"kind": "ignored"}

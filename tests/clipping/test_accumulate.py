@@ -263,16 +263,12 @@ def in_place(m: Part, x: Tensor) -> Tensor:
     return h.sub_(m.layer.bias)
 
 
-def inner_gradient(m: Part, x: Tensor) -> Tensor:
-    return m.layer(x) * torch.func.grad(lambda v: v.sin().sum())(x).sum()
-
-
 FEATURES: dict[str, Callable[..., Tensor]] = {
     "factories": filled_table,
     "boolean masks": marked,
     "in place": in_place,
     "autograd function": lambda m, x: Double.apply(m.layer(x)),
-    "inner gradient": inner_gradient,
+    "inner gradient": lambda m, x: m.layer(x) * torch.func.grad(lambda v: v.sin().sum())(x).sum(),
     "inner vmap": lambda m, x: torch.func.vmap(lambda row: row.cos() * 2)(m.layer(x)) + torch.vmap(m.layer)(x),
     "rows one by one": lambda m, x: torch.stack([m.layer(row) for row in x]) + sum(v for v in x[0]),
     "weights under no_grad first": lambda m, x: (

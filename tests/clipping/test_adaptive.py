@@ -51,7 +51,6 @@ def test_bound_moves_as_computed_by_hand(engine) -> None:
     assert float(count.grads[0]) == 0.5, "three within, two beyond, one half each"
     assert float(gradient.grads[0].sum()) == pytest.approx(1 + 1.9 + 2 + 2, rel=1e-5)
     assert shares_of([gradient, count]) == [0.96, 0.04]
-
     GaussianRelease(SecretKey(), 1e-12, 8)([gradient, count], {id(p): n for n, p in clip.parameters.items()}, step=0)
     assert rule.max_grad_norm == 2.0
     clip.after_step()
@@ -69,16 +68,14 @@ def test_bound_moves_as_computed_by_hand(engine) -> None:
 
 @every_engine
 def test_each_example_is_counted_once_in_any_pieces(engine) -> None:
-    norms = [0.1, 3.0, 1.0, 5.0, 1.0, 1.0, 2.5]
-    model = Line()
+    norms, model = [0.1, 3.0, 1.0, 5.0, 1.0, 1.0, 2.5], Line()
     for size in (1, 2, 7):
         clip = PerExampleClip(model, clipping=AdaptiveClip(2.0), engine=engine)
         for piece in lengths(*norms).split(size):
             clip.accumulate(lambda model, x: model(x), piece)
         _, count = clip.pop_sums()
         _, none = clip.pop_sums()
-        assert float(count.grads[0]) == 0.5 * (4 - 3)
-        assert float(none.grads[0]) == 0.0
+        assert (float(count.grads[0]), float(none.grads[0])) == (0.5 * (4 - 3), 0.0)
 
 
 def test_all_pieces_of_a_batch_have_one_bound() -> None:
@@ -93,8 +90,7 @@ def test_all_pieces_of_a_batch_have_one_bound() -> None:
     assert rule.max_grad_norm > 2
     clip.accumulate(lambda model, x: model(x), lengths(50.0))
     gradient, _ = clip.pop_sums()
-    assert gradient.bound == 1.0
-    assert float(gradient.grads[0].sum()) == pytest.approx(2.0, rel=1e-5)
+    assert (gradient.bound, float(gradient.grads[0].sum())) == (1.0, pytest.approx(2.0, rel=1e-5))
     clip.accumulate(lambda model, x: model(x), lengths(50.0))
     gradient, _ = clip.pop_sums()
     assert gradient.bound == rule.max_grad_norm == pytest.approx(float(gradient.grads[0].sum()), rel=1e-5)
@@ -130,8 +126,7 @@ def test_count_is_in_the_ledger_and_costs_nothing_more(tmp_path) -> None:
             take_steps(run, lambda model, x: model(x))
             epsilons.append(run.epsilon(delta=1e-3))
     [(event, times)] = Ledger.read(tmp_path / "AdaptiveClip.jsonl").events.items()
-    assert times == 4
-    assert event.parts == (("gradient", 0.99), ("clipping count", 0.01))
+    assert (times, event.parts) == (4, (("gradient", 0.99), ("clipping count", 0.01)))
     assert epsilons[0] == pytest.approx(epsilons[1], rel=1e-6)
 
 

@@ -129,8 +129,7 @@ def test_factor_of_ones_own_is_held_to_the_bound(after, engine) -> None:
 def test_bad_example_contributes_nothing_to_any_group(rule, groups, factor, engine) -> None:
     model, (x, y) = mlp().double(), cast(CASES[0].inputs(5), torch.float64)
     x[2, 0] = float("inf")
-    kept = [0, 1, 3, 4]
-    found = []
+    kept, found = [0, 1, 3, 4], []
     for batch in ((x, y), (x[kept], y[kept])):
         clip = PerExampleClip(model, clipping=rule, engine=engine)
         clip.accumulate(cross_entropy, *batch)

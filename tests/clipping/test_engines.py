@@ -83,8 +83,7 @@ def test_one_example_never_exceeds_the_bound(engine: Engine, scale: float, dtype
     for bound in (1e-3, 1.0, 1e3):
         for case in CASES[:2]:
             model, inputs = case.model().to(dtype), case.inputs(1)
-            x = (inputs[0] * scale).to(dtype)
-            _, sums = measured(model, case.loss, (x, *inputs[1:]), bound, engine)
+            _, sums = measured(model, case.loss, ((inputs[0] * scale).to(dtype), *inputs[1:]), bound, engine)
             assert float(torch.cat([g.flatten() for g in sums.values()]).norm()) <= bound * (1 + ROUNDING)
 
 

@@ -75,8 +75,7 @@ def test_an_example_that_is_not_finite_adds_nothing(name: str, engine: Engine, b
     torch.manual_seed(0)
     model, (x, y) = MODELS[name].make().double(), MODELS[name].batch(6).values()
     x = x.double() if x.is_floating_point() else x
-    sums = []
-    clip = PerExampleClip(model, 0.5, engine=engine, capture=capture)
+    sums, clip = [], PerExampleClip(model, 0.5, engine=engine, capture=capture)
     for spoiled in (1.0, float("nan"), float("inf")):  # the first time, a graph is made
         factor = torch.ones(6, dtype=torch.float64)
         factor[bad] = spoiled

@@ -138,8 +138,7 @@ class Tree(nn.Module):
         self.b = nn.ModuleList([nn.ParameterList([nn.Parameter(torch.zeros(1, 2))])])
 
     def forward(self, x: Tensor) -> Tensor:
-        parts = [p.flatten() for p in self.parameters()]
-        return (torch.cat(parts) * x).sum()
+        return (torch.cat([p.flatten() for p in self.parameters()]) * x).sum()
 
 
 def tree_sum(*parts: Tensor, clipping: ClippingRule) -> Tensor:

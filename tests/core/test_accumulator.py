@@ -79,14 +79,10 @@ def test_an_interrupted_addition_is_never_released(monkeypatch: pytest.MonkeyPat
 BOUND, WIDTH = 0.7, 64
 
 
-def pairs(x: Tensor) -> Tensor:
-    return torch.stack([x[: len(x) // 2], -x[: len(x) // 2]], 1).flatten(0, 1)
-
-
 CASES: dict[str, Callable[[Tensor], Tensor]] = {
     "random": lambda x: x,
     "small before big": lambda x: x * torch.logspace(-4, 4, len(x)).unsqueeze(1),
-    "pairs that cancel": pairs,
+    "pairs that cancel": lambda x: torch.stack([x[: len(x) // 2], -x[: len(x) // 2]], 1).flatten(0, 1),
     "far pairs that cancel": lambda x: torch.cat([x[: len(x) // 2], -x[: len(x) // 2]]),
     "equal, one number large": lambda x: torch.eye(WIDTH)[:1] + 1e-4 * x[:1].expand(len(x), -1),
     "just at the bound": lambda x: BOUND * torch.nn.functional.normalize(x) * (1 + 1e-7 * torch.randn(len(x), 1)),
@@ -107,8 +103,7 @@ def test_a_record_more_or_less_moves_the_sum_within_the_allowance(case: str, eng
     """At the beginning, in the middle and at the end, where those behind it change their blocks and microbatches."""
     if isinstance(engine, PerExampleLoop) and count > 256:
         pytest.skip("it adds them up one by one in double precision")
-    generator = torch.Generator().manual_seed(count)
-    x = CASES[case](torch.randn(count, WIDTH, generator=generator))
+    x = CASES[case](torch.randn(count, WIDTH, generator=torch.Generator().manual_seed(count)))
     size = count if count == 256 else 1000
     whole = summed(x, engine, size)
     moved = [

@@ -154,5 +154,4 @@ def test_a_penalty_on_a_parameter_is_uncovered(seed: int) -> None:
     model = Drawn(seed)
     losses, recording, parameters = record(model, seed)
     penalised = losses + model.w.square().sum() + model.lstm.weight_hh_l0.abs().sum()
-    graph = search(penalised, recording.uses, parameters)
-    assert graph.uncovered == ("lstm.weight_hh_l0", "w")
+    assert search(penalised, recording.uses, parameters).uncovered == ("lstm.weight_hh_l0", "w")

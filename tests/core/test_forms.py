@@ -92,8 +92,7 @@ def test_add_merges_gradients_of_one_form() -> None:
     assert isinstance(both, Rows)
     check_form(both, 2 * rows_truth(rows.ids, rows.rows, rows.table))
     assert add([rows]) is rows
-    everything = add([Outer(left, right), Dense(dense), Outer(left, -right), Dense(dense)])
-    check_form(everything, 2 * dense)
+    check_form(add([Outer(left, right), Dense(dense), Outer(left, -right), Dense(dense)]), 2 * dense)
 
 
 def test_gram_products_round_upwards() -> None:

@@ -41,8 +41,7 @@ def test_deviation_is_noise_times_bound_over_the_constant(bound, noise_multiplie
 @pytest.mark.parametrize("k", [1, 2, 4])
 def test_several_sums_share_one_mechanism(k: int) -> None:
     sums = [bounded(0.5 + j) for j in range(k)]
-    measured = deviation_and_mean(sums, GaussianRelease(SecretKey(), 2.0, 10))
-    for s, (std, _) in zip(sums, measured, strict=True):
+    for s, (std, _) in zip(sums, deviation_and_mean(sums, GaussianRelease(SecretKey(), 2.0, 10)), strict=True):
         assert abs(std / (2.0 * s.bound * math.sqrt(k) / 10) - 1) * math.sqrt(2 * 40_000) <= 6.1
 
 
@@ -50,8 +49,7 @@ def test_several_sums_share_one_mechanism(k: int) -> None:
     ("asked", "given"), [([None, 0.01], [0.99, 0.01]), ([0.2, None, 0.2, None], [0.2, 0.3, 0.2, 0.3]), ([], [])]
 )
 def test_sums_without_a_share_get_equal_parts_of_the_rest(asked: list, given: list[float]) -> None:
-    sums = [replace(bounded(size=1), share=share) for share in asked]
-    assert shares_of(sums) == pytest.approx(given)
+    assert shares_of([replace(bounded(size=1), share=share) for share in asked]) == pytest.approx(given)
     assert sum(given) == pytest.approx(1 if given else 0)
 
 

@@ -132,8 +132,7 @@ def test_key_is_in_nothing_a_run_could_save(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_forked_process_may_not_use_the_key() -> None:
-    key = SecretKey(SECRET)
-    child = os.fork()
+    key, child = SecretKey(SECRET), os.fork()
     if not child:
         refused = 0
         for use in (lambda: words(key), lambda: key.stream_key(purpose="noise", name="a", end=1)):
@@ -146,8 +145,7 @@ def test_forked_process_may_not_use_the_key() -> None:
 
 
 def test_exhausted_counter_is_refused() -> None:
-    key = SecretKey(SECRET)
-    last = 8 * 2**32
+    key, last = SecretKey(SECRET), 8 * 2**32
     words(key, 8, start=last - 8)
     for start, count in ((last - 8, 9), (last - 1, 2), (last, 1)):
         with pytest.raises(RuntimeError, match="exhausted"):

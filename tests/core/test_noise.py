@@ -38,8 +38,7 @@ def check_gaussian(z: np.ndarray) -> None:
     chi = ((cells - n / 64) ** 2 / (n / 64)).sum()
     assert stats.chi2.sf(chi, 63) > 1e-9
     assert stats.chi2.cdf(chi, 63) > 1e-9
-    beyond = stats.binomtest(int((abs(z) > 3).sum()), n, 2 * stats.norm.sf(3)).pvalue
-    assert beyond > 1e-9
+    assert stats.binomtest(int((abs(z) > 3).sum()), n, 2 * stats.norm.sf(3)).pvalue > 1e-9
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -78,8 +77,7 @@ def test_tail_and_edge(dtype: torch.dtype) -> None:
     last_common = float(noise(TILE, dtype=dtype, key=Words(2**29)).abs().max())
     assert last_common == pytest.approx(math.sqrt(-2 * math.log((2**29 + 1) * 2.0**-53)), rel=1e-6)
     assert first_rare == pytest.approx(math.sqrt(48 * math.log(2)), rel=1e-6)
-    longest = noise(2 * TILE, dtype=dtype, key=Words(0)).abs().max()
-    assert float(longest) == pytest.approx(LONGEST, rel=1e-6)
+    assert float(noise(2 * TILE, dtype=dtype, key=Words(0)).abs().max()) == pytest.approx(LONGEST, rel=1e-6)
     assert LONGEST > 46.9
     nearest = noise(2 * TILE, dtype=dtype, key=Words(2**64 - 1))
     assert not nearest.isnan().any()
@@ -224,8 +222,7 @@ def shards(whole: Tensor, dim: int, parts: int) -> list[tuple[Tensor, Window]]:
 @pytest.mark.parametrize("dim", [0, 1], ids=["rows", "columns"])
 @pytest.mark.parametrize("parts", [2, 3])
 def test_shards_get_their_part_of_the_whole_noise(shape: tuple[int, int], dim: int, parts: int) -> None:
-    whole = noise(math.prod(shape), dtype=torch.float32).view(shape)
-    for expected, window in shards(whole, dim, parts):
+    for expected, window in shards(noise(math.prod(shape), dtype=torch.float32).view(shape), dim, parts):
         found = torch.zeros(expected.shape)
         GaussianNoise(KEY).add_({"other": torch.zeros(3), "weight": found}, step=0, windows={"weight": window})
         assert torch.equal(found, expected)

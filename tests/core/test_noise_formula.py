@@ -107,8 +107,7 @@ def run(one_pass: Pass, words: Words, std: float = 1.0) -> np.ndarray:
 @pytest.mark.parametrize("std", [0.37, 1e-20])
 def test_a_pass_gives_the_definition(one_pass: Pass, dtype: torch.dtype, std: float, levels: bool) -> None:
     words = with_levels(known_words()) if levels else known_words()
-    noise = definition(words)
-    found = run(one_pass, words, std)
+    noise, found = definition(words), run(one_pass, words, std)
     np.testing.assert_allclose(found / std, noise, rtol=0, atol=(140 if levels else 25) * torch.finfo(dtype).eps)
 
 
@@ -149,8 +148,7 @@ def test_radii_are_right_to_the_last_digits(shifted: str, dtype: torch.dtype) ->
     u = (words + np.uint64(1)).astype(np.longdouble) / 2**53
     from_one = (np.uint64(2**53 - 1) - words).astype(np.longdouble) / 2**53
     expected = np.sqrt(np.where(u < 0.5, -2 * np.log(u), -2 * np.log1p(-from_one)))
-    some = [PlainPass(dtype).radius(rows, False) for rows in np.split(words.view(np.int64), 8)]
-    found = np.concatenate(some)
+    found = np.concatenate([PlainPass(dtype).radius(rows, False) for rows in np.split(words.view(np.int64), 8)])
     assert ((found == 0) == (from_one == 0)).all()
     is_there = from_one > 0
     error = abs(found.astype(np.longdouble)[is_there] / expected[is_there] - 1)

@@ -69,8 +69,7 @@ def test_official_files(name: str, tmp_path: Path, write_idx_set: WriteIdxSet) -
     write_idx_set(tmp_path / name, train="train-first7011")  # the whole takes precedence over its part
     found = load(name, data_dir=tmp_path)
     assert (found.name, found.classes, found.declared_size, found.note) == (name, 10, 60_000, "")
-    assert found.train.inputs.shape == (12, 1, 28, 28)
-    assert found.train.inputs.dtype == np.float32
+    assert (found.train.inputs.shape, found.train.inputs.dtype) == ((12, 1, 28, 28), np.float32)
     np.testing.assert_allclose(found.train.inputs[:, 0, 3, 4], np.arange(12) / 255, rtol=1e-6)
     assert found.train.targets.dtype == np.int64
     assert found.train.targets.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]
@@ -116,8 +115,7 @@ def test_binary_version_in_the_order_of_the_batches(tmp_path: Path, folder: Path
     write_binary(folder, dict(reversed(members.items())) | {"test_batch.bin": record(9, 1, 2, 3), "readme.html": b"hi"})
     found = load("cifar10", data_dir=tmp_path)
     assert (found.classes, found.declared_size, found.note) == (10, 50_000, "")
-    assert found.train.targets.tolist() == [0, 1, 2, 3, 4]
-    assert found.train.inputs.shape == (5, 3, 32, 32)
+    assert (found.train.targets.tolist(), found.train.inputs.shape) == ([0, 1, 2, 3, 4], (5, 3, 32, 32))
     np.testing.assert_allclose(found.train.inputs[:, 0, 5, 5], np.arange(5) * 10 / 255, rtol=1e-6)
     assert (found.train.inputs[:, 1] == 1).all()
     np.testing.assert_allclose(found.test.inputs[0, :, 0, 0], np.array([1, 2, 3]) / 255, rtol=1e-6)
@@ -148,8 +146,7 @@ def test_truncated_members_and_damaged_files(tmp_path: Path, folder: Path) -> No
 def test_every_record_of_the_digits_is_in_one_split_with_its_label() -> None:
     found = load("digits")
     assert (found.classes, found.declared_size, found.note) == (10, 1437, "")
-    assert found.train.inputs.shape == (1437, 1, 8, 8)
-    assert found.test.inputs.shape == (360, 1, 8, 8)
+    assert (found.train.inputs.shape, found.test.inputs.shape) == ((1437, 1, 8, 8), (360, 1, 8, 8))
     ours = np.concatenate([found.train.inputs, found.test.inputs]).reshape(1797, 64) * 16
     labels = np.concatenate([found.train.targets, found.test.targets])
     expected = load_digits()
@@ -238,19 +235,16 @@ TRAIN = {
 }
 TEST = dict.fromkeys(TRAIN, [1000] * 10) | {"mnist": [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]}
 MEAN = {"mnist": [0.1307], "fashion-mnist": [0.2860], "cifar10": [0.4914, 0.4822, 0.4465]}  # per channel, published
-SHAPE = {"cifar10": (3, 32, 32)}
 
 
 # Each image of CIFAR-10 is decoded, which takes long.
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "kmnist", pytest.param("cifar10", marks=pytest.mark.slow)])
 def test_counts_shapes_and_means(name: str, real: Real) -> None:
-    folder = real(name)
-    found = load(name, data_dir=folder)
+    found = load(name, data_dir=real(name))
     assert np.bincount(found.train.targets).tolist() == TRAIN[name]
     assert np.bincount(found.test.targets).tolist() == TEST[name]
-    assert found.train.inputs.shape == (sum(TRAIN[name]), *SHAPE.get(name, (1, 28, 28)))
-    assert found.declared_size == sum(TRAIN[name])
-    assert found.train.inputs.min() == 0
+    assert found.train.inputs.shape == (sum(TRAIN[name]), *{"cifar10": (3, 32, 32)}.get(name, (1, 28, 28)))
+    assert (found.declared_size, found.train.inputs.min()) == (sum(TRAIN[name]), 0)
     assert found.train.inputs.max() == 1
     if name in MEAN:
         np.testing.assert_allclose(found.train.inputs.mean((0, 2, 3), dtype=np.float64), MEAN[name], atol=1.5e-4)

@@ -21,12 +21,12 @@ def encoded(column: dict[str, Any], values: Any) -> list[list[float]]:
 def refusal(column: dict[str, Any], values: Any = ()) -> str:
     with pytest.raises(DataError) as caught:
         Columns.of({"x": column}).encode({"x": values})
+    assert "CANARY" not in str(caught.value)
     return str(caught.value)
 
 
 def test_numbers_are_clipped_to_their_bounds_or_used_as_they_are() -> None:
     assert encoded(AGE, ["0", " 40 ", "100", "-inf", "1e400"]) == [[-1], [0], [1], [-1], [1]]
-
     assert encoded({"kind": "number"}, ["-300", "1e-3"]) == [[-300], [np.float32(1e-3)]]
     assert "not a finite number" in refusal({"kind": "number"}, ["1e39"])
 
@@ -34,7 +34,6 @@ def test_numbers_are_clipped_to_their_bounds_or_used_as_they_are() -> None:
 def test_a_missing_number_is_the_declared_constant_or_indicated() -> None:
     assert encoded(AGE | {"missing": 20}, ["", "NA", "80"]) == [[-0.5], [-0.5], [1]]
     assert encoded({"kind": "number", "missing": 7}, ["", "3"]) == [[7], [3]]
-
     declared = AGE | {"low": -80, "missing": "indicator"}
     assert encoded(declared, [None, 40.0, math.nan]) == [[0, 1], [0.5, 0], [0, 1]]
     assert encoded(AGE | {"missing": "indicator"}, ["?", "0"]) == [[0, 1], [-1, 0]]
@@ -44,7 +43,6 @@ def test_missing_numbers_and_texts_are_refused_without_a_rule() -> None:
     assert "column 'x': a value is missing in row 2; declare what it counts as" in refusal(AGE, ["1", ""])
     message = refusal(AGE | {"missing": 20}, ["1", "CANARY", ""])
     assert "column 'x': not a finite number (without % or $; for texts, declare categories) in row 2" in message
-    assert "CANARY" not in message
 
 
 def test_categories_in_any_case_and_of_numbers() -> None:
@@ -61,7 +59,6 @@ def test_missing_and_other_texts_count_as_declared() -> None:
     declared = JOB | {"missing": "own category", "other": "own category"}
     assert encoded(declared, ["cook", "", "spy", None]) == [[1, 0, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1], [0, 0, 1, 0]]
     assert Columns.of({"x": declared}).inputs == ("x = cook", "x = smith", "x is missing", "x is other")
-
     assert encoded(JOB | {"missing": "smith", "other": "cook"}, ["", "spy"]) == [[0, 1], [1, 0]]
     assert encoded(JOB | {"missing": "smith", "other": "own category"}, ["", "spy"]) == [[0, 1, 0], [0, 0, 1]]
 
@@ -69,7 +66,6 @@ def test_missing_and_other_texts_count_as_declared() -> None:
 def test_other_texts_are_refused_without_a_rule() -> None:
     message = refusal(JOB | {"missing": "cook"}, ["", "CANARY", "cook"])
     assert "none of its declared categories in row 2" in message
-    assert "CANARY" not in message
     # A mark of missing values that is declared is a category.
     assert encoded({"kind": "category", "categories": ["", "none"]}, ["none", ""]) == [[0, 1], [1, 0]]
 

@@ -41,8 +41,7 @@ def test_train_and_test(tmp_path: Path) -> None:
     assert (found.name, found.classes, found.declared_size, found.note) == ("mine.npz", 3, 50, "")
     assert (found.train.inputs.dtype, found.train.targets.dtype) == (np.float32, np.int64)
     np.testing.assert_array_equal(found.train.inputs, x)
-    assert found.train.targets.tolist() == [2, 0]
-    assert found.test.targets.tolist() == [1]
+    assert (found.train.targets.tolist(), found.test.targets.tolist()) == ([2, 0], [1])
 
 
 @pytest.mark.parametrize(
@@ -63,8 +62,7 @@ def test_images_of_bytes_alone_are_scaled(tmp_path: Path, x: np.ndarray, becomes
 
 def test_class_names_and_numbers_to_predict(tmp_path: Path) -> None:
     path = written(tmp_path, X=np.ones((3, 2)), y=np.array(["b", "a", "b"]))
-    found = load(path, declaration=Declaration(classes=("a", "b"), size=3))
-    assert found.train.targets.tolist() == [1, 0, 1]
+    assert load(path, declaration=Declaration(classes=("a", "b"), size=3)).train.targets.tolist() == [1, 0, 1]
     assert "y: none of the declared classes in rows 1, 2 and 3; declare classes" in refusal(path)
     declared = Declaration(target=Target(0, 100), size=2)
     path = written(tmp_path, X=np.ones((2, 3)), y=np.array([50, 1000]))
@@ -124,8 +122,7 @@ def test_what_is_undeclared_or_has_no_effect(tmp_path: Path) -> None:
     for place, where in ((path, "x_test and y_test"), (tmp_path / "pets", "the folder test beside train")):
         assert "declare classes" in refusal(place, Declaration(size=3))
         assert "declare size" in refusal(place, Declaration(classes=3))
-        declared = Declaration(classes=3, size=1, test=tmp_path, columns=Columns({}), users="a")
-        message = refusal(place, declared)
+        message = refusal(place, Declaration(classes=3, size=1, test=tmp_path, columns=Columns({}), users="a"))
         assert "3 problems" in message
         assert where in message
     (tmp_path / "a.csv").write_text("x,label\n1,cat\n")
@@ -152,8 +149,7 @@ def test_grey_images(pets: Path) -> None:
     (pets / "train" / "cat" / ".hidden").write_text("ignored")
     found = load(str(pets), declaration=PETS)
     assert (found.name, found.classes, found.declared_size, found.test) == ("pets", 2, 20, None)
-    assert found.train.inputs.shape == (3, 1, 3, 4)
-    assert found.train.inputs.dtype == np.float32
+    assert (found.train.inputs.shape, found.train.inputs.dtype) == ((3, 1, 3, 4), np.float32)
     np.testing.assert_allclose(found.train.inputs.mean((1, 2, 3)), [0, 0.2, 1], rtol=1e-6)
     assert found.train.targets.tolist() == [0, 0, 1]
     other = load(str(pets), declaration=replace(PETS, classes=("dog", "cat")))

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ def written(tmp_path: Path, content: str | bytes, name: str = "people.csv") -> s
 def refusal(path: str, declaration: Declaration) -> str:
     with pytest.raises(DataError) as caught:
         load(path, declaration=declaration)
+    assert "CANARY" not in str(caught.value).replace(str(Path(path).parent), "")
     return str(caught.value)
 
 
@@ -75,7 +77,6 @@ def test_all_problems_at_once_by_row_and_column_without_values(tmp_path: Path) -
     message = refusal(written(tmp_path, content), DECLARED)
     assert "6 problems" in message
     assert "row 1 is the first below the header" in message
-    assert "CANARY" not in message
     for line in (
         "column 'age': a value is missing in row 1;",
         "column 'city': none of its declared categories in row 2",
@@ -129,13 +130,11 @@ def test_rows_without_a_label_are_left_out_where_this_is_declared(tmp_path: Path
 def test_numbers_to_predict(tmp_path: Path) -> None:
     declared = Declaration(target=Target(0, 100, "h"), size=3, label="hours")
     found = load(written(tmp_path, "x,hours\n1,25\n2,-7\n3,1e9\n"), declaration=declared)
-    assert found.train.targets.dtype == np.float32
-    assert found.train.targets.tolist() == [-0.5, -1, 1]
+    assert (found.train.targets.dtype, found.train.targets.tolist()) == (np.float32, [-0.5, -1, 1])
     assert (found.classes, found.target) == (1, Target(0, 100, "h"))
     message = refusal(written(tmp_path, "x,hours\n1,\n2,CANARY\n3,4\n"), declared)
     assert "column 'hours': a value is missing in row 1" in message
     assert "column 'hours': not a number in row 2" in message
-    assert "CANARY" not in message
 
 
 def test_a_comma_before_the_decimals_of_numbers_and_of_the_target(tmp_path: Path) -> None:
@@ -155,8 +154,7 @@ def test_a_comma_before_the_decimals_of_numbers_and_of_the_target(tmp_path: Path
 def test_a_column_of_texts(tmp_path: Path) -> None:
     few = Numbering(tokens=3, words=50)
     path = written(tmp_path, 'id;review;stars\n7;"good; very";1.0\n8;;0\n')
-    declared = Declaration(classes=2, size=2, label="stars", text="review", numbering=few)
-    found = load(path, declaration=declared)
+    found = load(path, declaration=Declaration(classes=2, size=2, label="stars", text="review", numbering=few))
     assert found.train.inputs.tolist() == few.number(["good; very", ""]).tolist()
     assert (found.train.targets.tolist(), found.words) == ([1, 0], 50)
     misspelt = Declaration(classes=2, size=2, label="stars", text="reveiw")
@@ -181,7 +179,6 @@ def test_a_column_of_texts(tmp_path: Path) -> None:
 def test_no_table(tmp_path: Path, content: str | bytes, says: str) -> None:
     message = refusal(written(tmp_path, content), TWO).replace(str(tmp_path), "")
     assert says in message
-    assert "CANARY" not in message
     assert "7.25" not in message
 
 
@@ -197,7 +194,6 @@ def with_row(line: str, *, after: str = "") -> str:
 def test_a_quote_without_an_end_takes_in_no_other_record(tmp_path: Path, line: str, after: str) -> None:
     message = refusal(written(tmp_path, with_row(line, after=after)), TEXT)
     assert "people.csv: in row 51 (row 1 is the first below the first line) a quote opens a field" in message
-    assert "CANARY" not in message.replace(str(tmp_path), "")
 
 
 @pytest.mark.parametrize("text", ['"two\nlines"', '"a ""b"" c"', 'a "b" c', 'a"', '5" screen', '""', '"a\r\n""b"'])
@@ -219,8 +215,7 @@ def test_what_separates_the_names_in_the_header_separates_all_fields(tmp_path: P
 def test_a_damaged_gzip_is_not_quoted(tmp_path: Path) -> None:
     for content in (gzip.compress(CONTENT.encode())[:-10], b"\x9eSECRET,label\n1,0\n"):
         path = written(tmp_path, content, "cut.csv.gz")
-        message = refusal(path, DECLARED)
-        assert message == f"{path} cannot be read: its .gz format is damaged or cut; copy it again"
+        assert refusal(path, DECLARED) == f"{path} cannot be read: its .gz format is damaged or cut; copy it again"
 
 
 LARGE = 2**60 + 1  # no double has this value
@@ -282,11 +277,9 @@ def test_a_name_that_a_line_of_json_leaves_out_is_a_missing_value(tmp_path: Path
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet", ".xlsx"])
 def test_wrong_rows_are_named_without_their_values(tmp_path: Path, suffix: str) -> None:
     rows = [*ROWS, {**ROWS[0], "age": None, "code": "CANARY", "label": 7}]
-    with pytest.raises(DataError) as caught:
-        load(typed_table(tmp_path, suffix, rows), declaration=TYPED)
-    assert "column 'code': none of its declared categories in row 3" in str(caught.value)
-    assert "column 'label': not in 0..1" in str(caught.value)
-    assert "CANARY" not in str(caught.value)
+    message = refusal(typed_table(tmp_path, suffix, rows), TYPED)
+    assert "column 'code': none of its declared categories in row 3" in message
+    assert "column 'label': not in 0..1" in message
 
 
 @pytest.mark.parametrize(
@@ -303,9 +296,7 @@ def test_wrong_rows_are_named_without_their_values(tmp_path: Path, suffix: str) 
 )
 def test_lines_that_are_no_records(tmp_path: Path, content: str, says: str) -> None:
     (tmp_path / "a.jsonl").write_text(content)
-    with pytest.raises(DataError, match=says) as caught:
-        load(str(tmp_path / "a.jsonl"), declaration=TYPED)
-    assert "CANARY" not in str(caught.value)
+    assert re.search(says, refusal(str(tmp_path / "a.jsonl"), TYPED))
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".xlsx"])
@@ -318,6 +309,4 @@ def test_damaged_files_and_absent_packages(tmp_path: Path, suffix: str, monkeypa
         with pytest.raises(DataError, match=rf"is read by {package}: pip install 'noisette\[tables\]', or write a CSV"):
             load(str(path), declaration=TYPED)
     pytest.importorskip(package, reason=f"{package} is not installed")
-    with pytest.raises(DataError, match=rf"a{suffix} is no {suffix} file that can be read") as caught:
-        load(str(path), declaration=TYPED)
-    assert "CANARY" not in str(caught.value)
+    assert f"a{suffix} is no {suffix} file that can be read" in refusal(str(path), TYPED)

@@ -16,11 +16,10 @@ from experiments.assurance_page import with_results
 TESTS = Path(__file__).parents[1]
 ROOT = TESTS.parent
 PAGE = ROOT / "docs" / "assurance.md"
-LISTS = ROOT / "docs" / "assurance"
 
 
 def read(name: str) -> Any:
-    return json.loads((LISTS / name).read_text(encoding="utf-8"))
+    return json.loads(((ROOT / "docs" / "assurance") / name).read_text(encoding="utf-8"))
 
 
 RESULTS = read("results.json")
@@ -84,5 +83,4 @@ def test_every_named_test_exists_and_the_results_cover_all_planted_faults_withou
 
 def test_promises_are_numbered_in_order():
     guarantees = PAGE.read_text(encoding="utf-8").partition("## Guarantees")[2].partition("\n## ")[0]
-    numbers = re.findall(r"^\| (\d+) \|", guarantees, re.MULTILINE)
-    assert numbers == [str(k) for k in range(1, 11)]
+    assert re.findall(r"^\| (\d+) \|", guarantees, re.MULTILINE) == [str(k) for k in range(1, 11)]

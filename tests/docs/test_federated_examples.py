@@ -10,11 +10,9 @@ from torch import Tensor, nn
 
 from noisette import GaussianRelease, Ledger, PldAccountant, PoissonGaussian, UserLevel
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
-
 
 def example(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(name, (Path(__file__).parents[2] / "examples") / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -60,8 +58,7 @@ def test_the_sum_of_a_round_of_clients_is_that_of_a_loop_in_double_precision(sum
 
 
 def test_clients_learn_within_the_budget(capsys):
-    module = example("federated_clients")
-    module.main()
+    example("federated_clients").main()
     said, _, accuracy = capsys.readouterr().out.strip().rpartition(" ")
     assert "epsilon 8.00" in said or "epsilon 7.9" in said
     assert float(accuracy) > 0.6

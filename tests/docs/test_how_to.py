@@ -37,8 +37,7 @@ def losses(model: nn.Module, x: Tensor) -> Tensor:
 
 def test_worked_example_is_exact(names):
     model, x = names["model"].double(), torch.randn(5, 6, 4, dtype=torch.float64)
-    truth = clipped_sum(model, losses, (x,), 0.5)
-    clip = PerExampleClip(model, 0.5)
+    truth, clip = clipped_sum(model, losses, (x,), 0.5), PerExampleClip(model, 0.5)
     clip.accumulate(losses, x)
     [total] = clip.pop_sums()
     clip.close()

@@ -18,8 +18,7 @@ HOW_TO = ROOT / "docs" / "how-to"
 
 
 def code_of(name: str) -> str:
-    blocks = re.findall(r"^```python\n(.*?)^```$", (HOW_TO / name).read_text(), re.DOTALL | re.MULTILINE)
-    return "\n".join(blocks)
+    return "\n".join(re.findall(r"^```python\n(.*?)^```$", (HOW_TO / name).read_text(), re.DOTALL | re.MULTILINE))
 
 
 def reviews(most: int = 200) -> list[dict[str, Any]]:

@@ -86,8 +86,7 @@ def test_the_job_for_kubernetes_starts_as_many_ranks_as_there_are_machines_and_g
     assert job["spec"]["completions"] == job["spec"]["parallelism"] == int(command["nnodes"])
     assert container["resources"]["limits"]["nvidia.com/gpu"] == int(command["nproc-per-node"])
     service = kubernetes["Service"]
-    assert service["spec"]["clusterIP"] == "None"
-    assert pod["subdomain"] == service["metadata"]["name"]
+    assert (service["spec"]["clusterIP"], pod["subdomain"]) == ("None", service["metadata"]["name"])
     host = command["rdzv-endpoint"].partition(":")[0]
     assert host == f"{job['metadata']['name']}-0.{service['metadata']['name']}"
     assert {volume["name"] for volume in pod["volumes"]} == {mount["name"] for mount in container["volumeMounts"]}

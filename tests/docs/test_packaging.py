@@ -86,8 +86,7 @@ def test_a_release_is_tried_by_the_first_command_of_the_readme_before_it_is_publ
     first = re.search(r"^(noisette train .*?)\s+#", (ROOT / "README.md").read_text(), re.MULTILINE)
     assert first
     commands = [step["run"] for step in jobs["try"]["steps"] if "run" in step]
-    assert commands[-1] == first[1]
-    assert re.findall(r"\[(\w+)\]", commands[0]) == ["cli"]
+    assert (commands[-1], re.findall(r"\[(\w+)\]", commands[0])) == (first[1], ["cli"])
     assert not any("checkout" in step.get("uses", "") for step in jobs["try"]["steps"]), "the files alone are tried"
     assert jobs["try"]["strategy"]["matrix"]["python"] == python_versions()
     assert jobs["publish"]["permissions"] == {"id-token": "write"}

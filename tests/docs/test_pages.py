@@ -159,8 +159,7 @@ def test_gradients_use_the_stated_share_of_the_bound(bounded, tau, clipping, sai
     hidden = layers.SpectralLinear(64, 64), layers.GroupSort2(), layers.SpectralLinear(64, 10)
     model, loss = nn.Sequential(nn.Flatten(), bounded, *hidden), layers.TauCrossEntropy(tau)
     bound = noisette.LipschitzBound(model, loss=loss, input_shape=(1, 8, 8), logit_clipping=clipping)
-    digits = load("digits").test
-    used = []
+    digits, used = load("digits").test, []
     for image, digit in zip(digits.inputs[:60], digits.targets[:60], strict=True):
         bound.accumulate(lambda model, x, y: loss(model(x), y), torch.tensor(image)[None] - 0.5, torch.tensor([digit]))
         used += [float(part.grads[0].norm()) / part.bound for part in bound.pop_sums()]

@@ -17,8 +17,13 @@ STUB = ast.parse(Path(noisette.__file__).with_suffix(".pyi").read_text())
 
 def typed_names() -> dict[str, str]:
     imports = [node for node in STUB.body if isinstance(node, ast.ImportFrom) and node.module != "noisette"]
-    assert all(alias.asname == alias.name for node in imports for alias in node.names)
-    return {alias.name: node.module or "" for node in imports for alias in node.names}
+    assert all(alias.name in ("*", alias.asname) for node in imports for alias in node.names)
+    return {
+        name: node.module or ""
+        for node in imports
+        for alias in node.names
+        for name in (import_module(node.module or "").__all__ if alias.name == "*" else [alias.name])
+    }
 
 
 def test_all_is_sorted_and_as_typed():
@@ -33,8 +38,7 @@ def test_name_is_the_object_of_its_module_with_a_docstring_and_no_keyword_dictio
     assert name in dir(noisette)
     assert inspect.getdoc(thing)
     if inspect.isfunction(thing):
-        kinds = {p.kind for p in inspect.signature(thing).parameters.values()}
-        assert inspect.Parameter.VAR_KEYWORD not in kinds
+        assert inspect.Parameter.VAR_KEYWORD not in {p.kind for p in inspect.signature(thing).parameters.values()}
 
 
 def test_folders_with_public_names_need_no_import_of_their_own():

@@ -13,7 +13,6 @@ PAGE = ROOT / "docs" / "how-to" / "report-a-result.md"
 BEGIN, END = "<!-- costs: from the committed results, by the test of this page -->", "<!-- end of costs -->"
 TABLES = {"adult": "income (Adult)", "adbench-magic": "gamma rays (Magic)", "adbench-campaign": "bank campaign"}
 TABLES |= {"digits": "digits", "adult-age": "age (Adult)"}
-BUDGETS = (1.0, 3.0, 8.0)
 
 
 def lines_of(name: str) -> list[dict[str, Any]]:
@@ -28,7 +27,7 @@ def costs() -> str:
     lines = ["| data | linear, not private | boosted trees, not private | epsilon 1 | 3 | 8 |", "|---" * 6 + "|"]
     for table, title in TABLES.items():
         plain = [scores[table, f"not private: {name}", None] for name in ("linear", "boosted trees")]
-        ours = [scores[table, "noisette", epsilon] for epsilon in BUDGETS]
+        ours = [scores[table, "noisette", epsilon] for epsilon in (1.0, 3.0, 8.0)]
         lines.append(f"| {title} | {' | '.join(f'{median(of):.1%}' for of in (*plain, *ours))} |")
     of_images = [lines_of(f"cifar10-public-network{name}") for name in ("-epsilon-1", "", "-epsilon-8")]
     cells = [f"{median(run['test_accuracy'] for run in runs):.1%}" for runs in of_images]

@@ -19,8 +19,7 @@ def vocabulary():
 
 
 def test_texts_by_zipfs_law_have_whitened_sums(vocabulary):
-    found = whitened(vocabulary.vectors)
-    frequencies = 1 / np.arange(1, len(WORDS) + 1)
+    found, frequencies = whitened(vocabulary.vectors), 1 / np.arange(1, len(WORDS) + 1)
     second = np.cov(found.T, aweights=frequencies, bias=True)
     variances = np.diag(second)
     np.testing.assert_allclose(second / np.sqrt(np.outer(variances, variances)), np.eye(DIMS), atol=1e-6)

@@ -43,8 +43,7 @@ def take_steps(run: PrivateRun, place: torch.device, most: int = 6) -> None:
 def test_a_run_trains_as_on_the_processor(any_device: torch.device, held: str) -> None:
     """With hardly any noise, all records in each batch, and records on either side."""
     torch.manual_seed(5)
-    data = records(torch.device("cpu"))
-    trained = []
+    data, trained = records(torch.device("cpu")), []
     for place in (torch.device("cpu"), any_device):
         torch.manual_seed(6)
         model = small().to(place)
@@ -59,8 +58,7 @@ def test_a_run_trains_as_on_the_processor(any_device: torch.device, held: str) -
 
 def test_a_checkpoint_of_the_device_is_resumed_on_the_processor(any_device: torch.device, tmp_path: Path) -> None:
     torch.manual_seed(5)
-    data = records(torch.device("cpu"))
-    model = small().to(any_device)
+    data, model = records(torch.device("cpu")), small().to(any_device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     ledger = noisette.Ledger(tmp_path / "ledger.jsonl")
     with run_of(PerExampleClip(model, 1.0), optimizer, data, ledger=ledger) as run:
@@ -106,8 +104,7 @@ def test_a_warm_microbatch_hardly_waits_for_the_device(any_device: torch.device,
     if way == "graph" and any_device.type == pretend_device.NAME:
         pytest.skip("a graph holds operations below those that the device sees")
     model = nn.Sequential(small(), nn.LayerNorm(4)).to(any_device)
-    data = records(any_device)
-    clip = PerExampleClip(model, 1.0, capture=way)
+    data, clip = records(any_device), PerExampleClip(model, 1.0, capture=way)
     parts = list(zip(*(column.split(6) for column in data), strict=True))
     for x, y in parts[:6]:
         clip.accumulate(loss, x, y)

@@ -124,8 +124,7 @@ def of_tokens(model: Any, x: Tensor, y: Tensor) -> Tensor:
 
 def of_both(model: Any, x: Tensor, y: Tensor) -> Tensor:
     answer = model(x)
-    assert answer.name == "two outputs"
-    assert answer.largest.shape == y.shape
+    assert (answer.name, answer.largest.shape) == ("two outputs", y.shape)
     return F.cross_entropy(answer.scores, y) + 0.5 * (answer.size.squeeze(1) - y).square().mean()
 
 
@@ -215,8 +214,7 @@ def test_a_record_moves_the_sum_by_no_more_than_the_bound(mean: bool, scale: flo
         x, y = scale * torch.randn(size, 12).float(), torch.randint(0, 3, (size,))
         x[-1] = 1e4 * torch.randn(12)
         whole, less = (by_boundary(model, loss, x[:n], y[:n], mean=mean) for n in (size, size - 1))
-        moved = torch.cat([(a - b).flatten() for a, b in zip(whole, less, strict=True)]).norm()
-        assert moved <= LARGEST_MOVE
+        assert torch.cat([(a - b).flatten() for a, b in zip(whole, less, strict=True)]).norm() <= LARGEST_MOVE
 
 
 def test_a_record_without_a_finite_gradient_adds_nothing() -> None:
@@ -267,8 +265,7 @@ def test_each_record_belongs_to_its_step_once() -> None:
 
 
 def test_a_loss_of_an_earlier_batch_is_refused() -> None:
-    private = Private(mlp())
-    losses = []
+    private, losses = Private(mlp()), []
     for _ in range(2):
         private.boundary.begin_batch(6)
         losses.append(cross_entropy(private, torch.randn(6, 12), torch.randint(0, 3, (6,))))

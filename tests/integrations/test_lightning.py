@@ -77,7 +77,6 @@ def test_gradients_are_those_of_single_records(tmp_path, module, dataset, loss_o
     watching = Watching()
     training = trainer(tmp_path, max_steps=1, callbacks=[watching], precision=precision, limit_val_batches=0)
     training.fit(private(module(), microbatch_size=3), loader(dataset, batch_size=SIZE))
-
     truth = clipped_sum(module(), loss_of, rows(), 0.5)
     assert (truth.norms > 0.5).any()
     assert watching.gradients.keys() == truth.sums.keys()
@@ -99,7 +98,6 @@ def test_one_release_a_step_and_only_public_values_in_logs_and_checkpoints(tmp_p
     assert watching.calls == ["batch", "released", "stepped"] * 8
     assert all(outputs.keys() == {"loss"} and outputs["loss"].isnan() for outputs in watching.outputs)
     assert training.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.5 / 4), "the rate falls once an epoch"
-
     assert released(tmp_path) == 8
     assert float(training.callback_metrics["epsilon"]) == pytest.approx(spent_in(tmp_path))
     assert spent_in(tmp_path) <= 8.0
@@ -108,7 +106,6 @@ def test_one_release_a_step_and_only_public_values_in_logs_and_checkpoints(tmp_p
     assert set(header.split(",")) == {"epoch", "step", "epsilon", "val_loss"}
     logged = [float(line.split(",")[header.split(",").index("epsilon")] or 0) for line in lines]
     assert len([epsilon for epsilon in logged if epsilon]) == 10, "after each step, and at the end of each epoch"
-
     assert float(module.seen) == 0.0
     assert all(p.grad is None or not p.grad.isnan().any() for p in module.parameters())
     saved = torch.load(tmp_path / "last.ckpt", weights_only=True)
@@ -200,7 +197,6 @@ class Annealed(Classifier):
 @pytest.mark.usefixtures("little_noise")
 def test_a_captured_step_follows_the_numbers_that_it_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module_of_lightning, "PerExampleClip", partial(noisette.PerExampleClip, capture="graph"))
-
     norms: list[float] = []
 
     class Norms(lightning.Callback):
@@ -419,8 +415,7 @@ def test_a_run_whose_steps_are_all_spent_trains_nothing(tmp_path: Path) -> None:
     again, module = trainer(tmp_path), private()
     with pytest.warns(UserWarning, match="all 8 steps of this run are spent, 5 of them after the checkpoint"):
         again.fit(module, loader(), ckpt_path=tmp_path / "step=3.ckpt")
-    assert again.global_step == 3
-    assert released(tmp_path) == 8
+    assert (again.global_step, released(tmp_path)) == (3, 8)
     saved = torch.load(tmp_path / "step=3.ckpt", weights_only=True)["state_dict"]
     assert all(torch.equal(value, saved[name]) for name, value in module.state_dict().items())
 
@@ -483,8 +478,7 @@ def test_a_checkpoint_within_a_batch_holds_nothing_of_it(tmp_path: Path) -> None
     with pytest.raises(OSError, match="power"):
         training.fit(private(Interrupted(after=3), microbatch_size=1), loader(batch_size=8))
     saved = torch.load(tmp_path / "on_exception.ckpt", weights_only=True)
-    assert float(saved["state_dict"]["seen"]) == 0.0
-    assert saved["private_run"]["steps_taken"] == 3
+    assert (float(saved["state_dict"]["seen"]), saved["private_run"]["steps_taken"]) == (0.0, 3)
     training = trainer(tmp_path, max_epochs=8)
     training.fit(private(Interrupted(after=-1)), loader(batch_size=8), ckpt_path=tmp_path / "on_exception.ckpt")
     assert training.global_step == released(tmp_path) == 8, "the batch under way was not released"
@@ -588,8 +582,7 @@ class Backbone(Classifier):
 
 
 def test_a_backbone_that_thaws_within_a_fit_is_refused_and_two_fits_share_a_budget(tmp_path: Path) -> None:
-    ledger = tmp_path / "ledger.jsonl"
-    thawing = lightning.callbacks.BackboneFinetuning(1)
+    ledger, thawing = tmp_path / "ledger.jsonl", lightning.callbacks.BackboneFinetuning(1)
     with pytest.raises(ValueError, match="BackboneFinetuning: what is clipped is fixed when fit begins"):
         trainer(tmp_path, callbacks=[thawing]).fit(private(Backbone(), ledger=ledger), loader())
     assert not ledger.exists()

@@ -84,8 +84,7 @@ def test_a_whole_training_and_its_price() -> None:
         for x, y in loader:
             wrapped.zero_grad()
             output = wrapped(x)
-            assert output.argmax(1).shape == y.shape
-            assert output.detach().numpy().shape == (len(x), 3)
+            assert (output.argmax(1).shape, output.detach().numpy().shape) == (y.shape, (len(x), 3))
             F.cross_entropy(output, y).backward()
             optimizer.step()
             steps += 1
@@ -111,8 +110,7 @@ def test_a_skipped_batch_is_refused() -> None:
 def test_masks_are_secret() -> None:
     masks = []
     for _ in range(2):
-        model = nn.Sequential(nn.Linear(5, 64), nn.Dropout(0.5))
-        _, wrapped, _, loader = private(model, data())
+        _, wrapped, _, loader = private(nn.Sequential(nn.Linear(5, 64), nn.Dropout(0.5)), data())
         x, _ = next(iter(loader))
         torch.manual_seed(0)
         masks.append(wrapped(x) == 0)
@@ -143,8 +141,7 @@ def test_a_batch_in_pieces_is_one_step_by_the_manager(most: int) -> None:
             F.cross_entropy(wrapped(x), y).backward()
             optimizer.step()
             pieces += 1
-    assert pieces == -(-B // most)
-    assert engine._run.steps_taken == 1
+    assert (pieces, engine._run.steps_taken) == (-(-B // most), 1)
     assert_mean(model, records, mean)
     assert "step" not in vars(optimizer), "the step is that of the optimizer again"
 

@@ -74,8 +74,7 @@ def test_one_release_a_step_and_no_loss_in_the_logs(tmp_path: Path) -> None:
     assert done.metrics["epsilon"] <= 8.0
     with noisette.Ledger(tmp_path / "ledger.jsonl") as ledger:
         spent = noisette.PldAccountant().compose(ledger.events).epsilon(delta=1e-3)
-        assert spent == pytest.approx(done.metrics["epsilon"])
-        assert sum(ledger.events.values()) == 8
+        assert (spent, sum(ledger.events.values())) == (pytest.approx(done.metrics["epsilon"]), 8)
     logged = trainer.state.log_history
     assert [line["epsilon"] for line in logged] == sorted(line["epsilon"] for line in logged)
     assert all("loss" not in line and "grad_norm" not in line for line in logged)
@@ -249,8 +248,14 @@ class Turned(PrivateTrainer):
         return super().compute_loss(model, inputs) * self.weight
 
 
+class Annealed(PrivateTrainer):
+    def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:  # type: ignore[override]
+        return super().compute_loss(model, inputs) * float(self.state.global_step >= STEPS - 4)
+
+
 @pytest.mark.usefixtures("little_noise")
-def test_a_captured_step_notices_what_the_loss_reads_of_its_trainer(tmp_path, monkeypatch) -> None:
+@pytest.mark.parametrize("kind", [Turned, Annealed])
+def test_a_captured_step_notices_what_the_loss_reads_of_its_trainer(kind, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(module_of_trainer, "PerExampleClip", partial(PerExampleClip, capture="graph"))
     norms: list[float] = []
 
@@ -264,7 +269,7 @@ def test_a_captured_step_notices_what_the_loss_reads_of_its_trainer(tmp_path, mo
 
     args = arguments(tmp_path, max_steps=STEPS, per_device_train_batch_size=8, learning_rate=0.0)
     same = [{"input_ids": [5 + k, 6, 7, 8], "label": k % 2} for k in range(8)]  # one bucket, and all in each batch
-    trainer = Turned(model(), args, train_dataset=same, callbacks=[Norms()])
+    trainer: Any = kind(model(), args, train_dataset=same, callbacks=[Norms()])
     torch.manual_seed(0)
     trainer.train()
     assert max(norms[:-4]) < 1e-3
@@ -357,8 +362,7 @@ def test_an_optimizer_with_two_kinds_of_weights_is_put_in_its_mode(tmp_path: Pat
     optimizer = TwoKindsOfWeights(network.parameters(), lr=0.1)
     args = arguments(tmp_path, **SAVED, save_total_limit=1, **EVALUATED)
     given = {"train_dataset": records(), "eval_dataset": HELD_OUT, "optimizers": (optimizer, None)}
-    assert Seen(network, args, **given).train().global_step == 8
-    assert len(modes) == 9
+    assert (Seen(network, args, **given).train().global_step, len(modes)) == (8, 9)
     assert not any(modes)
     assert not optimizer.training, "the weights that are left are those of evaluation"
 
@@ -441,5 +445,4 @@ def test_a_collator_sees_one_record_and_what_it_returns_for_one_is_a_row() -> No
     whole = records_of(found).gather(np.array([0, 2]))
     assert whole["input_ids"].tolist() == [[1, 2, 3, 0], [9, 0, 0, 0]]
     assert whole["attention_mask"].tolist() == [[1, 1, 1, 0], [1, 0, 0, 0]]
-    assert whole["text"] == ["a", "a"]
-    assert set(seen) == {1}
+    assert (whole["text"], set(seen)) == (["a", "a"], {1})

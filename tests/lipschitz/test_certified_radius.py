@@ -101,8 +101,7 @@ def test_no_input_within_the_radius_has_a_larger_distance_behind_the_ball(kind, 
     trials, axes = 5_000, 3
     x = torch.randn(trials, axes, dtype=torch.float64) * size * torch.rand(trials, 1).exp2().pow(6) / 8
     model = nn.Sequential(kind(size), linear([[1.0, 0.0, 0.0]]))
-    radii = certify(model, x)
-    behind = model(x).abs().squeeze(1)
+    radii, behind = certify(model, x), model(x).abs().squeeze(1)
     assert (radii > 0).all()
     tangent = torch.linalg.cross(x, torch.randn_like(x))
     for way in (torch.randn_like(x), tangent, -x + 0.3 * tangent, -x, x):
@@ -172,8 +171,7 @@ def digits() -> tuple[Tensor, Tensor]:
 
 
 def trained(model: nn.Sequential, images: Tensor, targets: Tensor, steps: int = 100) -> nn.Sequential:
-    model = model.double()
-    loss = lip.TauCrossEntropy(tau=10.0)
+    model, loss = model.double(), lip.TauCrossEntropy(tau=10.0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for step in range(steps):
         rows = torch.arange(step * 100, step * 100 + 100) % 1500
@@ -188,8 +186,7 @@ def attacked(model: nn.Module, x: Tensor, classes: Tensor, radii: Tensor, steps:
     radii = radii.view(-1, *[1] * (x.dim() - 1))
     length = lambda z: z.flatten(1).norm(dim=1).view(radii.shape)  # noqa: E731
     moved = torch.randn_like(x)
-    moved = moved / length(moved) * radii
-    least = torch.full((len(x),), math.inf, dtype=x.dtype)
+    moved, least = moved / length(moved) * radii, torch.full((len(x),), math.inf, dtype=x.dtype)
     for _ in range(steps):
         moved.requires_grad_()
         scores = model(x + moved)
@@ -229,8 +226,7 @@ def test_no_attack_within_the_radius_changes_the_class(make: Callable[[], nn.Seq
     assert (attacked(model, images, classes, 4 * radii) < 0).double().mean() > 0.5
     accuracies = certified_accuracy(model, images, targets, [0.0, 0.1, 0.3, 100.0])
     assert accuracies == sorted(accuracies, reverse=True)
-    assert accuracies[0] == (classes == targets).double().mean()
-    assert accuracies[-1] == 0
+    assert (accuracies[0], accuracies[-1]) == ((classes == targets).double().mean(), 0)
 
 
 def test_a_layer_used_twice_divides_radii_twice() -> None:

@@ -112,8 +112,7 @@ def test_weights_that_the_loss_changes_are_refused() -> None:
 
 def test_a_parameter_that_was_frozen_since_has_a_sum_of_zeros() -> None:
     model = dense(6, 8, 3)
-    bound = bound_of(model)
-    expected = sum_of_gradients(model, x, y, TAU)[48:]
+    bound, expected = bound_of(model), sum_of_gradients(model, x, y, TAU)[48:]
     model.get_parameter("1.weight").requires_grad_(False)
     bound.accumulate(of_one, x, y)
     sums = joint(bound.pop_sums())

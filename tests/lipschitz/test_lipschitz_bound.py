@@ -53,13 +53,11 @@ def test_deviations_of_two_layers_by_hand() -> None:
 
 
 def test_a_loss_that_breaks_its_promise_is_held_to_it() -> None:
-    model = dense(6, 8, 4)
-    bound = bound_of(model, 6, slack=0.0)
+    bound = bound_of(dense(6, 8, 4), 6, slack=0.0)
     x, y = torch.randn(1, 6, dtype=torch.float64), torch.tensor([1])
     moved = summed(bound, x, y, factor=1000.0)
     assert float(moved.norm()) <= math.hypot(*bound.sensitivities().values())
-    direction = summed(bound, x, y)
-    assert float(F.cosine_similarity(moved, direction, dim=0)) == pytest.approx(1)
+    assert float(F.cosine_similarity(moved, summed(bound, x, y), dim=0)) == pytest.approx(1)
 
 
 def test_clipping_at_the_scores_lowers_every_sensitivity() -> None:
@@ -68,8 +66,7 @@ def test_clipping_at_the_scores_lowers_every_sensitivity() -> None:
     for name, limit in clipped.sensitivities().items():
         assert limit == pytest.approx(plain.sensitivities()[name] * 0.1 / SQRT2)
     x, y = torch.randn(1, 6, dtype=torch.float64), torch.tensor([1])
-    expected = sum_of_gradients(model, x, y, 1.0)
-    scores = model(x).detach().requires_grad_()
+    expected, scores = sum_of_gradients(model, x, y, 1.0), model(x).detach().requires_grad_()
     [at_scores] = torch.autograd.grad(F.cross_entropy(scores, y), [scores])
     assert torch.allclose(summed(clipped, x, y), expected * 0.1 / at_scores.norm(), rtol=1e-6)
 
@@ -136,8 +133,7 @@ def test_a_wild_run_stays_feasible_at_every_step() -> None:
 
 def test_the_noise_of_each_parameter_is_that_of_its_part() -> None:
     model = dense(64, 512, 4)
-    bound = bound_of(model, 64, slack=0.0)
-    sgd = torch.optim.SGD(model.parameters(), lr=0.0)
+    bound, sgd = bound_of(model, 64, slack=0.0), torch.optim.SGD(model.parameters(), lr=0.0)
     nothing = torch.zeros(1, 64, dtype=torch.float64), torch.zeros(1, dtype=torch.long)
     settings = {"sampling_rate": 1e-12, "expected_batch_size": 10, "steps": 1, "noise_multiplier": 3.0}
     with privatize(bound, sgd, nothing, **settings) as run:  # pyright: ignore[reportArgumentType]

@@ -43,8 +43,7 @@ def worst_case_search(module, shape, target=None, *, restore=lambda: None, steps
         [gradient] = torch.autograd.grad((module(x) * back).sum(), [wanted], create_graph=True)
         size = gradient.norm()
         best = max(best, float(size.detach()))
-        climbs = torch.autograd.grad(size, moving, allow_unused=True)
-        for tensor, climb in zip(moving, climbs, strict=True):
+        for tensor, climb in zip(moving, torch.autograd.grad(size, moving, allow_unused=True), strict=True):
             tensor.grad = climb
         ascent.step()
     return best
@@ -183,8 +182,7 @@ def test_a_layer_computes_its_formula_and_its_gradients_in_double_precision(laye
     torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
     back = torch.randn_like(found)
     gradients = torch.autograd.grad(found, tensors, back)
-    truth = torch.autograd.grad(expected, tensors, back)
-    torch.testing.assert_close(gradients, truth, rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(gradients, torch.autograd.grad(expected, tensors, back), rtol=1e-11, atol=1e-12)
     alone = torch.cat([module(one) for one in x.split(1)])
     torch.testing.assert_close(found, alone, rtol=0, atol=1e-12)
     assert module(x[:0]).shape == (0, *alone.shape[1:])
@@ -427,15 +425,13 @@ def test_ascent_reaches_the_constant_and_never_exceeds_it(loss, outputs, formula
 def test_bounded_scores_tighten_the_cross_entropy(tau: float, reach: float, constant: float, searched: float) -> None:
     loss = lip.TauCrossEntropy(tau, classes=10)
     assert loss.lipschitz(logit_bound=reach) == pytest.approx(constant, abs=5e-6)
-    found = steepest(loss, *some(10, count=256), reach)
-    assert searched - 1e-5 <= found <= loss.lipschitz(logit_bound=reach)
+    assert searched - 1e-5 <= steepest(loss, *some(10, count=256), reach) <= loss.lipschitz(logit_bound=reach)
 
 
 def test_a_smaller_bound_on_the_scores_gives_a_smaller_constant() -> None:
     loss = lip.TauCrossEntropy(tau=0.3, classes=10)
     constants = [loss.lipschitz(logit_bound=reach) for reach in (0.0, 0.1, 1.0, 10.0, 1e4, 1e300, math.inf)]
-    assert constants == sorted(constants)
-    assert constants[0] == pytest.approx(math.sqrt(2) * 0.9)
+    assert (constants, constants[0]) == (sorted(constants), pytest.approx(math.sqrt(2) * 0.9))
     assert constants[-1] == loss.lipschitz() == math.sqrt(2)
     assert lip.TauCrossEntropy(tau=0.3).lipschitz(logit_bound=1.0) == math.sqrt(2)
 
@@ -445,8 +441,7 @@ def test_one_finite_loss_per_example_for_any_number_and_size_of_scores(loss: nn.
     for count, scale in ((0, 1.0), (1, 1.0), (5, 0.0), (5, 1e6)):
         scores, targets = some(outputs, count, scale)
         losses = loss(scores.float(), targets)
-        assert losses.shape == (count,)
-        assert losses.dtype == torch.float32
+        assert (losses.shape, losses.dtype) == ((count,), torch.float32)
         assert losses.isfinite().all()
         assert gradients(loss, scores, targets).isfinite().all()
 

@@ -34,8 +34,7 @@ def test_bounds_propagate_forward_and_backward() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Sequential(first, nn.ReLU()), second)
     assert propagation.forward(model, NormBound(8.0, (2, 3))) == NormBound(1.0, (6,))
     g, found = propagation.backward(model, NormBound(8.0, (2, 3)), 2.0)
-    assert g == 0.25
-    assert found == {second.factor: 2.0 * 4.0, first.factor: 0.5 * 8.0}
+    assert (g, found) == (0.25, {second.factor: 2.0 * 4.0, first.factor: 0.5 * 8.0})
 
 
 def test_a_module_in_two_places_counts_twice() -> None:
@@ -143,8 +142,7 @@ def test_bounds_of_orthogonal_matrices_cover_rounding(bound) -> None:
 
 
 def test_the_residual_bound_of_matrices_that_are_orthogonal_up_to_rounding_is_one() -> None:
-    q = torch.linalg.qr(random(30, 11))[0]
-    assert 1 <= float(residual_bound(q[None])) < 1 + 1e-11
+    assert 1 <= float(residual_bound(torch.linalg.qr(random(30, 11))[0][None])) < 1 + 1e-11
     # (1 + 0.1)^2 - 1 = 0.21 on the diagonal, in four places: a residual of 0.42.
     scaled = 1.1 * torch.eye(4, dtype=torch.float64)
     assert float(residual_bound(scaled[None])) == pytest.approx(math.sqrt(1.42), rel=1e-12)
@@ -186,8 +184,7 @@ every_matrix = pytest.mark.parametrize("matrix", MATRICES.values(), ids=MATRICES
 def test_a_projected_matrix_is_in_its_set_and_its_certified_norm_is_an_upper_bound(projection, dtype, matrix) -> None:
     [found], [norm] = projection(matrix.to(dtype)[None])
     truth = spectral_norm(found)
-    assert found.dtype == dtype
-    assert norm.dtype == torch.float64
+    assert (found.dtype, norm.dtype) == (dtype, torch.float64)
     assert truth <= float(norm)
     assert truth <= getattr(projection, "radius", 1.0) * (1 + 1e-6)
     twice, again = projection(found[None])

@@ -123,8 +123,7 @@ def test_features_are_computed_once_and_kept_for_the_owner_alone(tmp_path: Path)
     network.weight.data += 1
     assert torch.equal(cached_features(network, inputs, compute, folder), network(inputs))
     small = ImageFeatures(nn.Identity(), side=4, mean=(0.5,) * 3, deviation=(0.5,) * 3)
-    large = ImageFeatures(nn.Identity(), side=8, mean=(0.5,) * 3, deviation=(0.5,) * 3)
-    for module in (small, large):
+    for module in (small, ImageFeatures(nn.Identity(), side=8, mean=(0.5,) * 3, deviation=(0.5,) * 3)):
         cached_features(module, inputs, compute, folder)
     assert len(calls) == 5
 
@@ -142,5 +141,4 @@ def test_a_run_on_a_public_network_says_so_and_is_loaded_with_it(images, tmp_pat
     assert str(images.parent) not in (out / "run.json").read_text(), "folders of the user are not published"
     with pytest.raises(ValueError, match="began with the model in a folder 'tiny-vit'; give this folder with --model"):
         SavedModel.of_run(out)
-    saved = SavedModel.of_run(out, model=images)
-    assert saved.model(torch.rand(2, 1, 8, 8)).shape == (2, 10)
+    assert SavedModel.of_run(out, model=images).model(torch.rand(2, 1, 8, 8)).shape == (2, 10)

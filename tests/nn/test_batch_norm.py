@@ -32,8 +32,7 @@ class ByHand:
         self.model = copy.deepcopy(model)
         self.in_public = True
         inputs: dict[nn.Module, Tensor] = {}
-        modules = list(self.model.modules())
-        for before, norm in itertools.pairwise(modules):
+        for before, norm in itertools.pairwise(list(self.model.modules())):
             if isinstance(norm, _BatchNorm):
                 layer = before if isinstance(before, nn.Linear) or hasattr(before, "kernel_size") else None
                 if layer is not None:
@@ -94,9 +93,7 @@ def test_the_contribution_of_an_example_does_not_depend_on_the_others(name: str,
     model, public, x = network(name)
     convert_batch_norm(model, to=to, public=public)
     one = found(model, x[:1], 1.0, PerExampleLoop())
-    others = torch.cat([x[:1], 1e6 * x[1:]])
-    rest = torch.cat([x[:1], -x[1:]])
-    for batch in (others, rest):
+    for batch in (torch.cat([x[:1], 1e6 * x[1:]]), torch.cat([x[:1], -x[1:]])):
         added = found(model, batch, 1.0, BookKeeping()) - found(model, batch[1:], 1.0, BookKeeping())
         torch.testing.assert_close(added, one, rtol=1e-6, atol=1e-9)
         assert torch.equal(model(batch)[0], model(x)[0])
@@ -114,8 +111,7 @@ def test_values_of_one_example_and_a_public_batch_together_are_those_of_batch_no
 
 def test_statistics_are_recomputed_after_every_k_changes_of_the_weights() -> None:
     torch.manual_seed(1)
-    public = torch.randn(6, 3)
-    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    public, model = torch.randn(6, 3), nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     convert_batch_norm(model, to=PublicBatchNorm, public=public, every=3)
     seen = []
     for _ in range(7):
@@ -123,11 +119,9 @@ def test_statistics_are_recomputed_after_every_k_changes_of_the_weights() -> Non
         seen.append(model[1].running_mean.clone())
         with torch.no_grad():
             model[0].weight.add_(0.1)
-    changed = [not torch.equal(a, b) for a, b in itertools.pairwise(seen)]
-    assert changed == [False, False, True, False, False, True]
+    assert [not torch.equal(a, b) for a, b in itertools.pairwise(seen)] == [False, False, True, False, False, True]
     model.eval()(public)
-    truth = (public @ model[0].weight.t() + model[0].bias).mean(0)
-    torch.testing.assert_close(model[1].running_mean, truth)
+    torch.testing.assert_close(model[1].running_mean, (public @ model[0].weight.t() + model[0].bias).mean(0))
 
 
 def test_saved_statistics_are_those_of_the_saved_weights() -> None:
@@ -159,8 +153,7 @@ def test_evaluation_runs_no_public_pass_while_the_weights_do_not_change() -> Non
 def test_a_copy_has_its_own_statistics() -> None:
     model, public, x = network("images")
     convert_batch_norm(model, to=PublicBatchNorm, public=public)
-    before = model(x)
-    copied = copy.deepcopy(model)
+    before, copied = model(x), copy.deepcopy(model)
     with torch.no_grad():
         copied.conv1.weight.add_(1)
     moved = copied(x)
@@ -243,8 +236,7 @@ FROM_PUBLIC = [PublicBatchNorm, PerExampleBatchNorm]
 def test_parameters_and_names_of_the_state_dict_stay(to: Any) -> None:
     model, public, _ = network("images")
     model.bn4.eval()
-    before = model.state_dict()
-    parameters = dict(model.named_parameters())
+    before, parameters = model.state_dict(), dict(model.named_parameters())
     convert_batch_norm(model, to=to, public=public if to in FROM_PUBLIC else None)
     assert list(model.state_dict()) == list(before)
     assert all(p is parameters[name] for name, p in model.named_parameters())

@@ -51,8 +51,7 @@ def test_the_bounds_hold_and_are_reached() -> None:
     layer = Standardise(mean, scale)
     reach = layer.bound_forward(NormBound(1.0, (2,)))
     assert reach.shape == (2,)
-    furthest = layer(torch.tensor([-1.0, 0.0])).norm().item()
-    assert furthest == pytest.approx(reach.norm)
+    assert layer(torch.tensor([-1.0, 0.0])).norm().item() == pytest.approx(reach.norm)
     assert layer.bound_backward(NormBound(1.0, (2,)), 0.3) == (pytest.approx(0.6), {})
 
 
@@ -104,8 +103,7 @@ TEXTS = torch.tensor([[5, 3, 5, 5, 0, 0], [1, 2, 3, 4, 5, 6], [0, 0, 0, 0, 0, 0]
 
 def test_counts_are_those_of_a_loop_over_words() -> None:
     weights = torch.tensor([9.0, 1.0, 2.0, 0.5, 1.0, 3.0, 1.0])
-    found = WordCounts(weights)(TEXTS)
-    for row, text in zip(found.tolist(), TEXTS.tolist(), strict=True):
+    for row, text in zip(WordCounts(weights)(TEXTS).tolist(), TEXTS.tolist(), strict=True):
         expected = [0.0] * 7
         for word, count in Counter(word for word in text if word).items():
             expected[word] = math.sqrt(count) * weights[word].item()
@@ -137,8 +135,7 @@ def morlet(deviation: float, angle: float) -> np.ndarray:
 
 def correlate(image: np.ndarray, kernel: np.ndarray) -> np.ndarray:
     radius = kernel.shape[0] // 2
-    padded = np.pad(image, radius, mode="reflect")
-    windows = np.lib.stride_tricks.sliding_window_view(padded, kernel.shape)
+    windows = np.lib.stride_tricks.sliding_window_view(np.pad(image, radius, mode="reflect"), kernel.shape)
     return (windows * kernel).sum((2, 3))
 
 
@@ -202,8 +199,7 @@ def test_features_are_those_of_a_loop_over_patches(stride: int) -> None:
 def test_each_image_is_treated_alone_and_brightness_and_contrast_hardly_matter() -> None:
     features = PatchFeatures.of_public(IMAGES, 9)
     torch.testing.assert_close(features(IMAGES[:4]), torch.cat([features(image[None]) for image in IMAGES[:4]]))
-    darker = features(0.5 * IMAGES[:4] + 0.2)
-    torch.testing.assert_close(darker, features(IMAGES[:4]), rtol=0.05, atol=0.01)
+    torch.testing.assert_close(features(0.5 * IMAGES[:4] + 0.2), features(IMAGES[:4]), rtol=0.05, atol=0.01)
 
 
 SCALES = (PatchScale(1, 5, stride=2), PatchScale(2, 4, side=4))
@@ -276,8 +272,7 @@ def clipped_by_hand(model: nn.Module, views: Tensor, y: Tensor, norm: float) -> 
 @pytest.mark.parametrize("engine", sorted(ENGINES))
 def test_the_mean_over_views_is_clipped_once(engine: str, loss: object) -> None:
     model, (x, y) = network(), examples()
-    stacked = torch.stack([scaled(row.expand(_VIEWS, *row.shape)) for row in x])
-    right = clipped_by_hand(model, stacked, y, _NORM)
+    right = clipped_by_hand(model, torch.stack([scaled(row.expand(_VIEWS, *row.shape)) for row in x]), y, _NORM)
     clip = PerExampleClip(model, clipping=FlatClipping(_NORM), engine=ENGINES[engine].resolve()())
     clip.accumulate(mean_over_views(loss, scaled, _VIEWS), x, y)  # type: ignore[arg-type]
     (found,) = clip.pop_sums()

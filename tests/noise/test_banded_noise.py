@@ -110,10 +110,7 @@ def test_a_release_has_banded_noise() -> None:
     np.testing.assert_allclose(rows, 2.0 + 1.5 * 2.0 * (1 + ROUNDING) / 8.0 * truth, atol=1e-5)
 
 
-SIZES = [(1, 5), (2, 9), (3, 9), (4, 11), (5, 3)]
-
-
-@pytest.mark.parametrize(("bands", "steps"), SIZES)
+@pytest.mark.parametrize(("bands", "steps"), [(1, 5), (2, 9), (3, 9), (4, 11), (5, 3)])
 @pytest.mark.parametrize("restart", [None, 4])
 def test_sensitivity_by_brute_force(bands: int, steps: int, restart: int | None) -> None:
     """Over all sets of steps that are ``bands`` apart, and all signs of what the record adds in them.
@@ -161,8 +158,7 @@ def test_the_error_is_that_of_dense_matrices(bands: int, steps: int) -> None:
 @pytest.mark.parametrize(("bands", "steps"), [(3, 50), (8, 300)])
 def test_more_bands_have_less_error_and_no_neighbour_has_less(bands: int, steps: int) -> None:
     found = banded_coefficients(bands, steps)
-    best = mean_squared_error(found, steps)
-    root = square_root_of_sums(bands)
+    best, root = mean_squared_error(found, steps), square_root_of_sums(bands)
     assert best < mean_squared_error(tuple(root / np.linalg.norm(root)), steps)
     assert best < mean_squared_error(banded_coefficients(bands - 1, steps), steps)
     random = np.random.default_rng(0)

@@ -54,8 +54,7 @@ def test_four_fifths_are_for_training_and_the_split_is_always_the_same(small):
     found, again = (load("adbench-yeast", folder) for _ in range(2))
     assert (found.classes, found.declared_size) == (2, 8)
     assert (len(found.train.inputs), len(found.test.inputs)) == (8, 2)
-    both = np.concatenate([found.train.inputs, found.test.inputs])
-    assert sorted(map(tuple, both)) == sorted(map(tuple, X))
+    assert sorted(map(tuple, np.concatenate([found.train.inputs, found.test.inputs]))) == sorted(map(tuple, X))
     assert (found.train.targets == (found.train.inputs[:, 0] / 2 % 2)).all(), "labels stay with their rows"
     assert "fixed shuffle" in found.note
     assert (found.train.inputs == again.train.inputs).all()
@@ -114,8 +113,7 @@ def made(setting: Setting, data: list[DataSet], folder: Path) -> dict[str, Any]:
     path, short = folder / "runs.jsonl", replace(setting, lot=100, epochs=0.2, public_examples=20)
     Cell(short, 0, 1.0).make({one.name: one for one in data}, path, quiet)
     line = json.loads(path.read_text().splitlines()[-1])
-    assert read(path)[-1].setting == short
-    assert line["steps"] == 2
+    assert (read(path)[-1].setting, line["steps"]) == (short, 2)
     assert line["epsilon"] <= setting.epsilon
     return line
 
@@ -130,8 +128,7 @@ def test_a_network_of_grey_images_is_trained_and_tested(network, size, tmp_path)
     data = [drawn("mnist", (1, size, size), 0), drawn("kmnist", (1, size, size), 1)]
     line = made(setting(f"mnist-{network}", 3.0), data, tmp_path)
     assert 0 <= line["reached"] <= 1
-    assert line["certified"] == []
-    assert line["records"] == 1000
+    assert (line["certified"], line["records"]) == ([], 1000)
 
 
 def test_certified_accuracy_is_measured_at_the_radii(tmp_path):
@@ -146,8 +143,7 @@ def test_certified_accuracy_is_measured_at_the_radii(tmp_path):
 def test_a_table_of_any_size_is_trained_by_both_methods(name, method, tmp_path):
     [setting] = [row.whole(method) for row in table_tabular.GRID.rows if row.name == name]
     assert setting
-    line = made(setting, [drawn(f"adbench-{name}", (10,), 0, classes=2)], tmp_path)
-    assert 0 <= line["reached"] <= 1
+    assert 0 <= made(setting, [drawn(f"adbench-{name}", (10,), 0, classes=2)], tmp_path)["reached"] <= 1
 
 
 def test_the_area_under_the_curve_is_the_share_of_ordered_pairs():

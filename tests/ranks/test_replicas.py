@@ -152,8 +152,7 @@ def start_and_save(folder: Path, kind: type[TensorDataset]) -> None:
 
 def resume(folder: Path, ends: list[int], change: float, kind: type[TensorDataset]) -> int:
     model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    data = own_parts(ends, change, kind)
+    optimizer, data = torch.optim.SGD(model.parameters(), lr=0.1), own_parts(ends, change, kind)
     with PrivateRun.resume(folder / "checkpoint", PerExampleClip(model, 0.5), optimizer, data) as run:
         return run.steps_left
 
@@ -182,8 +181,7 @@ class OptimizedModule(nn.Module):
 
 def test_wrappers_are_left_out_of_names() -> None:
     inside = nn.Sequential(checkpoint_wrapper(nn.Linear(2, 2)), OptimizedModule(nn.Linear(2, 2)))
-    whole = OptimizedModule(inside)
-    plain = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    whole, plain = OptimizedModule(inside), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     assert [name for name, _ in canonical_parameters(whole)] == [name for name, _ in plain.named_parameters()]
 
 

@@ -237,8 +237,7 @@ def test_padding_to_the_longest_is_refused_and_buckets_are_the_remedy() -> None:
     for records in (TEXTS, [*TEXTS, LONG]):
         found = released_sum(PaddedBuckets(records, EDGES, pad={"x": 0}), padding, words)
         assert_alone(found, words, [padded(r) for r in records])
-        one_by_one = released_sum(records, padding, words, size=1)
-        assert_alone(one_by_one, words, [(r["x"], r["y"]) for r in records])
+        assert_alone(released_sum(records, padding, words, size=1), words, [(r["x"], r["y"]) for r in records])
 
 
 def test_a_transform_that_pads_is_refused_and_one_shape_is_the_remedy() -> None:

@@ -195,8 +195,7 @@ def test_what_the_loop_writes_between_batches_stays(where: str, monkeypatch: pyt
 
 def test_a_run_that_is_closed_within_a_batch_leaves_nothing() -> None:
     model = Writes()
-    before = published(copy.deepcopy(model))
-    run = run_of(model)
+    before, run = published(copy.deepcopy(model)), run_of(model)
     [x, _] = next(next(run.batches()).microbatches(3))
     for name in ("mean", "cache", "late"):
         WRITTEN[name](model, x)

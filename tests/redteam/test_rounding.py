@@ -26,8 +26,7 @@ def clipped_sum(model: nn.Module, x: Tensor, scale: Tensor, bound: float, engine
 
 
 def orders(b: int, d: int) -> dict[str, tuple[Tensor, Tensor]]:
-    ones = torch.ones(b, d)
-    big_first = torch.full((b,), 1e-7 / d**0.5)
+    ones, big_first = torch.ones(b, d), torch.full((b,), 1e-7 / d**0.5)
     big_first[::256] = 10
     signs = torch.where(torch.arange(b) % 2 == 0, 1.0, -0.999)
     return {
@@ -125,8 +124,7 @@ def test_adaptive_clip_stays_above_a_floor() -> None:
 def test_tiny_bounds_and_noise_that_would_vanish_are_refused() -> None:
     with pytest.raises(ValueError, match="at least 1e-10"):
         PerExampleClip(nn.Linear(2, 1), clipping=FlatClipping(1e-30))
-    p = nn.Parameter(torch.zeros(3))
-    release = GaussianRelease(SecretKey(bytes(32)), 1.0, 10.0)
+    p, release = nn.Parameter(torch.zeros(3)), GaussianRelease(SecretKey(bytes(32)), 1.0, 10.0)
     with pytest.raises(ValueError, match="out of range of single precision"):
         release([BoundedSum((p,), (torch.full((3,), 1e-41),), 1e-40)], {id(p): "p"}, step=1)
     assert p.grad is None

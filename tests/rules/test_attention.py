@@ -55,8 +55,7 @@ def test_each_weight_is_that_of_a_linear_layer(forward, settings: dict[str, Any]
     case = Case("", make, inputs, lambda model, x: torch.stack([model(one).square().sum() for one in x]))
     check(case, BookKeeping(), b=B, dtype=torch.float64)
     found = recorded_losses(make(), lambda model, x: model(x[0]).square().sum(), *inputs(B))
-    operations = {use.operation for use in found.recording.uses if any(w.dim() == 2 for w in use.weights)}
-    assert operations == {F.linear}
+    assert {use.operation for use in found.recording.uses if any(w.dim() == 2 for w in use.weights)} == {F.linear}
 
 
 def test_what_torch_refuses_is_refused_in_its_words() -> None:

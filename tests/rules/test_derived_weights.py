@@ -17,8 +17,7 @@ def test_slices_of_a_packed_projection() -> None:
 
 
 def test_slices_of_a_parameter_that_is_a_slice_itself() -> None:
-    packed = double(4, 9, 4)[2]
-    gradients = double(5, 3, 4)
+    packed, gradients = double(4, 9, 4)[2], double(5, 3, 4)
     truth = torch.zeros(5, 9, 4, dtype=torch.float64)
     truth[:, 3:6] = gradients
     check_form(Slices(packed, ((Region.of(packed[3:6]), Dense(gradients)),)), truth)
@@ -71,16 +70,14 @@ SHIFTS = {  # each with whether the term gets the gradient in its original form
 def test_terms_of_a_sum_get_its_gradients_in_their_form(operation, operands, kwargs, keeps) -> None:
     w, c = double(6, 4).requires_grad_(), double(6, 4)
     arguments = operands(w, c)
-    shifted = operation(*arguments, **kwargs)
-    arriving = Outer(double(5, 3, 6), double(5, 3, 4))
+    shifted, arriving = operation(*arguments, **kwargs), Outer(double(5, 3, 6), double(5, 3, 4))
     [(parameter, form)] = to_parameters(
         [(shifted, arriving)], {id(shifted): DerivedWeight(shifted, (w,), operation, arguments, kwargs)}
     )
     assert parameter is w
     assert isinstance(form, Outer) == keeps
     rows = torch.einsum("bto,bti->boi", arriving.left, arriving.right)
-    truth = [torch.autograd.grad(shifted, w, row, retain_graph=True)[0] for row in rows]
-    check_form(form, torch.stack(truth))
+    check_form(form, torch.stack([torch.autograd.grad(shifted, w, row, retain_graph=True)[0] for row in rows]))
 
 
 @pytest.mark.parametrize("w", [torch.ones(6, 4), torch.ones(1, 4).double()], ids=["precision", "shape"])

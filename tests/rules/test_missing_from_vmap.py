@@ -54,8 +54,7 @@ def written(m: Any, x: Tensor, mask: Tensor) -> Tensor:
 def transcribed(m: Any, x: Tensor, y: Tensor, n: Tensor) -> Tensor:
     """CTC of labels without their padding, as speech models of transformers compute it."""
     scores = F.pad(m(x), (0, 1)).log_softmax(-1).transpose(0, 1)
-    labels = y.masked_select(torch.arange(3) < n[:, None])
-    return F.ctc_loss(scores, labels, torch.full((1,), 5), n)
+    return F.ctc_loss(scores, y.masked_select(torch.arange(3) < n[:, None]), torch.full((1,), 5), n)
 
 
 def packed(m: Any, x: Tensor, n: Tensor) -> Tensor:

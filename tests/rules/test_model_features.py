@@ -64,8 +64,7 @@ def class_token(m: Forward, x: Tensor) -> Tensor:
 
 
 def heads(m: Forward, x: Tensor) -> Tensor:
-    q = torch.einsum("btd,hdk->bhtk", x, m.q)
-    k = torch.einsum("hdk,btd->bhtk", [m.k, x])
+    q, k = torch.einsum("btd,hdk->bhtk", x, m.q), torch.einsum("hdk,btd->bhtk", [m.k, x])
     mixed = torch.einsum("bhst,bhtk->bhsk", (q @ k.mT).softmax(-1), x.unsqueeze(1)[..., :3])
     return torch.einsum("bhsk,hkd,d->bsd", torch.tanh(mixed @ m.each), m.o, m.gain)
 
@@ -118,10 +117,6 @@ def pruned() -> nn.Module:
 def old_weight_norm() -> nn.Module:
     with pytest.warns(FutureWarning, match="weight_norm"):
         return nn.Sequential(nn.utils.weight_norm(nn.Linear(6, 4)))
-
-
-def spectral() -> nn.Module:
-    return parametrizations.spectral_norm(nn.Linear(6, 4)).eval()
 
 
 def standardised(m: Forward, x: Tensor) -> Tensor:
@@ -214,7 +209,7 @@ CASES = [
     ),
     Case("low rank on a frozen weight", lambda: parametrized(nn.Linear(6, 4), Low()), floats(6)),
     Case("weight norm", lambda: parametrizations.weight_norm(nn.Conv1d(3, 4, 3), dim=1), floats(3, 6)),
-    Case("spectral norm", spectral, floats(6)),
+    Case("spectral norm", lambda: parametrizations.spectral_norm(nn.Linear(6, 4)).eval(), floats(6)),
     Case("standardised convolution", of(standardised, w=(4, 3, 3), gain=(4, 1, 1)), floats(3, 6)),
     Case("parameter written into data", of(written_into_data, w=(4, 6), p=(1,)), floats(6)),
     Case("attention across, masked and padded", lambda: across(mha()), padded(4, 7, 6)),

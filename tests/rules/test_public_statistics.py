@@ -22,8 +22,7 @@ B, C = 4, 3
 def statistics_of(weight: Tensor, bias: Tensor, public: Tensor) -> tuple[Statistic, Statistic]:
     outputs = public @ weight.t() + bias
     mean, centred = outputs.mean(0), outputs - outputs.mean(0)
-    channels = Channels(weight.shape)
-    mean_slope = public.mean(0).expand_as(weight)
+    channels, mean_slope = Channels(weight.shape), public.mean(0).expand_as(weight)
     variance_slope = 2 * centred.t() @ (public - public.mean(0)) / len(public)
     return Statistic(mean, mean_slope, channels), Statistic(centred.square().mean(0), variance_slope, channels)
 
@@ -95,10 +94,8 @@ def test_rows_hold_the_elements_of_one_output_channel_each(layer: nn.Module) -> 
 @every_layer
 def test_alone(layer: nn.Module) -> None:
     channels, owner = channels_of(layer)
-    slope = double(*channels.weight)
-    scales = double(B, int(owner.max()) + 1)
-    form = SharedSlope(scales, channels.rows(slope.unsqueeze(0))[0], channels)
-    check_form(form, scales[:, owner] * slope)
+    slope, scales = double(*channels.weight), double(B, int(owner.max()) + 1)
+    check_form(SharedSlope(scales, channels.rows(slope.unsqueeze(0))[0], channels), scales[:, owner] * slope)
 
 
 def two_slopes(channels: Channels, count: int) -> list[SharedSlope]:
@@ -107,8 +104,7 @@ def two_slopes(channels: Channels, count: int) -> list[SharedSlope]:
 
 
 def kernel(stride: int, groups: int) -> tuple[KernelGradients, Channels]:
-    weight = torch.Size((6, 4 // groups, 3, 2))
-    x = double(B, 4, 7, 6)
+    weight, x = torch.Size((6, 4 // groups, 3, 2)), double(B, 4, 7, 6)
     dy = torch.randn_like(torch.conv2d(x, double(*weight), stride=stride, padding=1, groups=groups))
     return KernelGradients(x, dy, Geometry((3, 2), (stride,) * 2, (1, 1), (1, 1), groups), weight), Channels(weight)
 

@@ -61,8 +61,7 @@ def summed(model: nn.Module, engine: Engine, ids: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda e: type(e).__name__)
 def test_exact(engine: Engine) -> None:
-    ids = torch.randint(0, 11, (7, 5))
-    model = Net(checkpointed=True).double()
+    ids, model = torch.randint(0, 11, (7, 5)), Net(checkpointed=True).double()
 
     def losses(model: nn.Module, ids: Tensor) -> Tensor:
         return F.cross_entropy(model(ids).transpose(1, 2), ids, reduction="none").mean(1)

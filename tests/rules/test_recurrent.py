@@ -136,8 +136,7 @@ def test_layer_called_twice_with_a_part_frozen(kind: str) -> None:
     rnn.bias_ih_l1.requires_grad_(False)
 
     def forward(m: Forward, x: Tensor) -> Tensor:
-        again = m.between(torch.relu_(m.rnn(x)[0]))
-        return everything(m.rnn(again))
+        return everything(m.rnn(m.between(torch.relu_(m.rnn(x)[0]))))
 
     width = 2 if kind == "projected" else UNITS
     check_sizes(Case(kind, of(forward, rnn=rnn, between=nn.Linear(width, FEATURES)), floats(T, FEATURES)))

@@ -101,8 +101,7 @@ def test_right_rule_passes_and_is_used(dtype: torch.dtype) -> None:
 
     rule(product)(watched)
     net, x = model().to(dtype), torch.randn(5, 3, 6).to(dtype)
-    found = clip_once(net, x)
-    truth = clipped_sum(net, squares, (x,), 0.5).sums["w"]
+    found, truth = clip_once(net, x), clipped_sum(net, squares, (x,), 0.5).sums["w"]
     tolerance = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 1e-1}[dtype]
     assert float((found.double() - truth).norm()) <= tolerance * float(truth.norm())
     assert used == [5, 5], "once for the comparison"

@@ -56,8 +56,7 @@ def correlated(names: dict[str, int], steps: int, horizon: int, first: int = 0) 
 @pytest.mark.parametrize("clipping", [None, AdaptiveClip(0.5)], ids=["flat", "adaptive"])
 def test_a_run_releases_clipped_sums_with_the_noise_of_dense_matrices(clipping):
     with start(clipping=clipping) as run:
-        names = {name: p.numel() for name, p in run.bound.parameters.items()}
-        truth = correlated(names, STEPS, STEPS)
+        truth = correlated({name: p.numel() for name, p in run.bound.parameters.items()}, STEPS, STEPS)
         for step, batch in enumerate(run.batches()):
             pending = run.bound.pop_sums()
             shares = {part.name: (part, share) for part, share in zip(pending, shares_of(pending), strict=True)}
@@ -76,8 +75,7 @@ def test_a_run_that_is_closed_within_a_round_has_paid_for_it(tmp_path):
     with start(tmp_path, steps=200) as run:  # reserves twelve steps at a time
         take_steps(run, square, steps=5)
         assert run.ledger.events == {STEP: 12}
-    assert run.ledger.events == {STEP: 8}
-    assert run.ledger.committed == 5
+    assert (run.ledger.events, run.ledger.committed) == ({STEP: 8}, 5)
     run.ledger.close()
 
 
@@ -97,8 +95,7 @@ def test_a_resumed_run_begins_a_new_round_within_the_price(taken, tmp_path):
         groups = again._sampler._groups  # pyright: ignore
         drawn = [step.indices for step in take_steps(again, square)]
         assert [set(groups[indices]) for indices in drawn[:8]] == [{step % BANDS} for step in range(8)]
-        assert len(drawn) == STEPS - begun
-        assert again.ledger.events == {again.event: 24}
+        assert (len(drawn), again.ledger.events) == (STEPS - begun, {again.event: 24})
         assert again.epsilon(delta=1e-3) <= 2.0
     again.ledger.close()
 

@@ -183,10 +183,8 @@ def ids_of(rows: Tensor) -> list[list[int]]:
 def test_each_record_comes_once_in_the_bucket_of_its_own_length(size):
     parts = microbatches(PaddedBuckets(IDS, EDGES), range(12), size)
     widths = [part.shape[1] for part in parts]
-    assert widths == sorted(widths)
-    assert set(widths) == set(EDGES)
-    found = sorted(ids for part in parts for ids in ids_of(part))
-    assert found == sorted(ids[:16].tolist() for ids in IDS)
+    assert (widths, set(widths)) == (sorted(widths), set(EDGES))
+    assert sorted(ids for part in parts for ids in ids_of(part)) == sorted(ids[:16].tolist() for ids in IDS)
     for part in parts:
         for ids in ids_of(part):
             assert part.shape[1] == next((edge for edge in EDGES if edge >= len(ids)), EDGES[-1])
@@ -205,8 +203,7 @@ def test_automatic_size_grows_in_each_bucket_by_itself():
 def test_empty_batch_and_empty_data_set():
     assert microbatches(PaddedBuckets(IDS, EDGES), np.arange(0), 4) == []
     empty = PaddedBuckets([], EDGES)
-    assert len(empty) == 0
-    assert microbatches(empty, np.arange(0), "auto") == []
+    assert (len(empty), microbatches(empty, np.arange(0), "auto")) == (0, [])
 
 
 RECORD_FORMS: dict[str, tuple[list[Any], Any]] = {

@@ -97,8 +97,7 @@ def test_a_compiled_step_is_the_step(make, when, monkeypatch):
                 step = compiled(optimizer.step)
             gradients.append(gradients_of(run, step))
             assert len(ended) == 1 + 4, "the bound adapts before the first batch and once for each step"
-        assert run.steps_taken == 4
-        assert drawn == [0, 1, 2, 3]
+        assert (run.steps_taken, drawn) == (4, [0, 1, 2, 3])
         weights.append([p.detach() for p in model.parameters()])
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-6)

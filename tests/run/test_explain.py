@@ -56,8 +56,7 @@ def test_a_value_of_an_example_is_named_with_its_innermost_line():
     assert found.line.endswith(": return x.abs().max().item()")
     assert f"{__file__}:" in found.line
     assert "one example as a Python number" in found.one_by_one
-    cured = explain(net(), lambda model, x, y: loss(model, x / x.abs().max(), y), X, Y)
-    assert cured.one_by_one == ""
+    assert explain(net(), lambda model, x, y: loss(model, x / x.abs().max(), y), X, Y).one_by_one == ""
 
 
 def test_a_parameter_that_no_example_reaches_is_named():

@@ -81,8 +81,7 @@ def test_processes_get_no_key():
     """What is pickled for them holds no key, which would refuse, and no index."""
     with run_on(Decoded(), collate_fn=torch.stack) as run:
         worker = WorkerRecords(run._records.gather)
-        again = pickle.loads(pickle.dumps(worker))
-        assert torch.equal(again[np.array([3, 5])], X[[3, 5]])
+        assert torch.equal(pickle.loads(pickle.dumps(worker))[np.array([3, 5])], X[[3, 5]])
         assert set(vars(worker)) == {"gather"}
         fetch = fetch_of(run._records.gather, workers=1, ahead=1, to=None, expected=1.0)
         loader = fetch._source._loader  # pyright: ignore[reportAttributeAccessIssue]
@@ -175,8 +174,7 @@ def test_another_plan_drops_what_was_ahead():
     def plan(start: int, size: int) -> Any:
         return iter([whole[k : k + size] for k in range(start + size, 12, size)])
 
-    assert fetch(whole[:2], plan(0, 2)) == [0, 1]
-    assert fetch(whole[2:6], plan(2, 4)) == [2, 3, 4, 5]
+    assert (fetch(whole[:2], plan(0, 2)), fetch(whole[2:6], plan(2, 4))) == ([0, 1], [2, 3, 4, 5])
     assert fetch(whole[2:4], plan(2, 2)) == [2, 3]
     assert fetch(whole[4:6], plan(0, 3)) == [4, 5], "of the plan before, which is kept while it holds"
     fetch.close()
@@ -230,8 +228,7 @@ class TellsItsSeed(Decoded):
 
 
 def test_columns_are_gathered_by_a_thread_also_where_processes_are_asked_for():
-    fetch = fetch_of(records_of(X).gather, workers=2, ahead=1, to=None, expected=1.0)
-    assert isinstance(fetch._source, Thread)
+    assert isinstance(fetch_of(records_of(X).gather, workers=2, ahead=1, to=None, expected=1.0)._source, Thread)
 
 
 def test_processes_have_seeds_that_are_too_many_to_be_tried():

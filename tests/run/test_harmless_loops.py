@@ -59,8 +59,7 @@ def test_a_layer_that_is_frozen_stops_and_the_others_are_clipped_without_it(engi
         process(run, next(batches))
         optimizer.step()
         model[layer].requires_grad_(False)
-        frozen = copy.deepcopy(model[layer].state_dict())
-        truth = clipped_mean(model)
+        frozen, truth = copy.deepcopy(model[layer].state_dict()), clipped_mean(model)
         process(run, next(batches))
         optimizer.step()
         for name, p in model.named_parameters():

@@ -40,8 +40,7 @@ def test_the_ledger_records_how_batches_are_drawn(kind, size):
     given, event = KINDS[kind]
     with begin(**given) as run:
         batches = take_batches(run, size=size)
-        assert run.event == event
-        assert run.ledger.events == {event: 10}
+        assert (run.event, run.ledger.events) == (event, {event: 10})
         assert run.sampling_rate == 0.2
     if kind == "truncated":
         assert max(map(len, batches)) == 13
@@ -49,8 +48,7 @@ def test_the_ledger_records_how_batches_are_drawn(kind, size):
         assert sorted(np.concatenate(batches[:5])) == sorted(np.concatenate(batches[5:])) == list(range(SIZE))
         assert any(not np.array_equal(one, other) for one, other in zip(batches[:5], batches[5:], strict=True))
     if kind == "users":
-        used = np.unique(np.concatenate(batches))
-        assert 1 < np.bincount(IDS[used]).max() <= 3
+        assert 1 < np.bincount(IDS[np.unique(np.concatenate(batches))]).max() <= 3
     if kind == "one record of a user":
         assert all(np.bincount(IDS[batch]).max(initial=0) <= 1 for batch in batches)
 
@@ -95,8 +93,7 @@ def test_records_or_users_are_sampled_whichever_costs_less(case, records):
             found = (run.event.records, run.event.sampling_rate)
             assert found == (expected.records, pytest.approx(expected.sampling_rate))
             if noise:
-                whole = run.accountant.compose({run.event: run.steps})
-                assert 2.9 < whole.epsilon(delta=1e-3) <= 3.0
+                assert 2.9 < run.accountant.compose({run.event: run.steps}).epsilon(delta=1e-3) <= 3.0
 
 
 @pytest.mark.parametrize(("rate", "bins"), [(1.0, 1), (1 / 49, 49), (0.07, 15), (0.3, 4)])
@@ -120,8 +117,7 @@ def test_a_resumed_run_goes_on_with_the_same_kind(kind, tmp_path):
     run.ledger.close()
     with resume(tmp_path, users=given.get("users")) as again:
         batches = take_batches(again)
-        assert again.event == event
-        assert again.ledger.events == {event: 10}
+        assert (again.event, again.ledger.events) == (event, {event: 10})
     if kind == "balls in bins":
         assert sorted(np.concatenate(batches[:5])) == list(range(SIZE)), "a new pass"
         assert len(np.intersect1d(np.concatenate(first), np.concatenate(batches[:2]))), "not the rest of the old one"

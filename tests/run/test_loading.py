@@ -81,8 +81,7 @@ class Table(Dataset):
 def test_rows_of_a_table_are_asked_for_one_at_a_time(collate):
     table, at = Table(), np.array([1, 10**9 - 1])
     found = records_of(table, collate).gather(at)
-    assert table.asked == [[1], [10**9 - 1]]
-    assert found["label"].tolist() == [1, 1]
+    assert (table.asked, found["label"].tolist()) == ([[1], [10**9 - 1]], [1, 1])
     assert found["x"].tolist() == [[1.0], [float(10**9 - 1)]]
 
 
@@ -91,8 +90,7 @@ FRAME = pandas.DataFrame({"age": [30.0, 40.0, 50.0] * 4, "old": [False, True, Tr
 
 def test_frames_of_pandas_are_columns_alone_and_a_matrix_beside_others():
     alone = records_of(without_frames(FRAME)).gather(AT)
-    assert alone["age"].tolist() == [50, 50, 30]
-    assert alone["label"].tolist() == AT.tolist()
+    assert (alone["age"].tolist(), alone["label"].tolist()) == ([50, 50, 30], AT.tolist())
     frame, labels = FRAME[["age", "old"]].set_index(FRAME.index[::-1]), FRAME["label"]
     for given in ((frame, labels), {"x": frame, "y": labels}):
         found = records_of(without_frames(given)).gather(AT)
@@ -119,16 +117,14 @@ def test_a_private_run_takes_numbers_in_double_precision_and_says_so(kind, tmp_p
 
 
 HELD = torch.arange(200.0).view(100, 2)
-PARTS = [(0, 37), (37, 37), (37, 90), (90, 100)]
 
 
 @pytest.mark.parametrize("rate", [0.02, 0.5, 1.0])
 def test_parts_make_the_whole_batch(rate):
     sampler = PoissonSampler(100, rate, SecretKey())
     for step in range(30):
-        whole = sampler.indices(step=step)
-        loaded = []
-        for first, end in PARTS:
+        whole, loaded = sampler.indices(step=step), []
+        for first, end in [(0, 37), (37, 37), (37, 90), (90, 100)]:
             own = records_of(OwnRecords(HELD[first:end], first=first, of=100))
             assert own.size == 100
             held = own.held(whole)

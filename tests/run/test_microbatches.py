@@ -62,10 +62,6 @@ class EndsInBackward(torch.autograd.Function):
         return dy[0]
 
 
-def loss(model: nn.Module, x: Tensor, y: Tensor, at: Tensor) -> Tensor:
-    return F.cross_entropy(EndsInBackward.apply(model(x)), y)
-
-
 @dataclass
 class Training:
     """A run of three steps over all records, whose backward pass runs out of memory beyond ``holds`` examples."""
@@ -100,7 +96,7 @@ class Training:
         before = self.run._batch.bounded
         EndsInBackward.fails = len(x) > self.holds
         try:
-            self.run.accumulate(loss, x, y, at)
+            self.run.accumulate(lambda model, x, y, at: F.cross_entropy(EndsInBackward.apply(model(x)), y), x, y, at)
         finally:
             EndsInBackward.fails = False
         if self.run._batch.bounded > before:
@@ -140,14 +136,12 @@ def test_mechanism_is_that_of_the_whole_batch(room, holds, bound):
 
 
 def test_size_doubles_while_it_fits_twice_and_is_remembered():
-    training = Training(Room(17)).go("auto")
-    assert lengths(training) == [1, 2, 4, 8, 16, 14, 16, 16, 13, 16, 16, 13]
+    assert lengths(Training(Room(17)).go("auto")) == [1, 2, 4, 8, 16, 14, 16, 16, 13, 16, 16, 13]
 
 
 def test_memory_that_runs_out_halves_the_size_for_good():
     training = Training(Room(1e9), holds=6).go("auto")
-    assert training.tried[:7] == [1, 2, 4, 8, 4, 4, 4]
-    assert training.tried.count(8) == 1
+    assert (training.tried[:7], training.tried.count(8)) == ([1, 2, 4, 8, 4, 4, 4], 1)
     assert training.room.given_back == 1
 
 
@@ -195,8 +189,7 @@ def test_devices_count_what_their_allocator_can_still_hand_out(monkeypatch):
     memory.begin()
     assert anew == [0, 1]
     peaks |= {0: 200, 1: 300}  # of 1000 free bytes, four fifths may be used; the pieces took 100 and 200
-    assert memory.fits() == pytest.approx(4)
-    assert emptied == []
+    assert (memory.fits(), emptied) == (pytest.approx(4), [])
     memory.ran_out()
     assert emptied == [], "the error still holds the memory"
     memory.begin()
@@ -211,5 +204,4 @@ def test_process_is_measured_where_the_system_tells(monkeypatch):
     files |= {"VmRSS": 3000, "VmHWM": 5000, "MemAvailable": 78_000}
     memory.begin()
     files["VmHWM"] = 11_000  # 10 000 above the start, where 80 000 were to be had and a quarter may be used
-    assert memory.fits() == pytest.approx(2)
-    assert memory.most == 256
+    assert (memory.fits(), memory.most) == (pytest.approx(2), 256)

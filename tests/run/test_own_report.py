@@ -39,8 +39,7 @@ def words(run: Any, delta: float = 1e-4) -> str:
 
 def test_the_statement_says_what_holds_and_nothing_that_a_loop_may_break(tmp_path):
     with trained(run_of(ledger=tmp_path / "spent.jsonl")) as run:
-        said = words(run)
-        epsilon = run.epsilon(delta=1e-4)
+        said, epsilon = words(run), run.epsilon(delta=1e-4)
     stated = float(re.search(r"epsilon = (\d+\.\d\d)", said)[1])  # type: ignore[index]
     assert epsilon <= stated <= epsilon + 0.01
     for part in (

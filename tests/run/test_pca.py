@@ -192,8 +192,7 @@ def test_estimator_of_scikit_learn():
     with pytest.raises(NotFittedError):
         pca.transform(many_rows())
     pipeline = make_pipeline(FunctionTransformer(), pca)
-    assert pipeline.fit_transform(many_rows()).shape == (3000, 3)
-    assert pca.n_features_in_ == 7
+    assert (pipeline.fit_transform(many_rows()).shape, pca.n_features_in_) == ((3000, 3), 7)
     with pytest.raises(ValueError, match="expected 7 features, as in the fit, got 6"):
         pipeline.transform(np.zeros((2, 6)))
 
@@ -202,7 +201,6 @@ def test_page_is_run():
     [block] = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     names: dict[str, Any] = {"__name__": "a_users_module"}
     exec(block, names)
-    assert names["pca"].components_.shape == (20, 64)
-    assert names["projected"].shape[1] == 20
+    assert (names["pca"].components_.shape, names["projected"].shape[1]) == ((20, 64), 20)
     assert sorted(type(event).__name__ for event in names["ledger"].events) == ["Gaussian", "PoissonGaussian"]
     assert 0 < names["epsilon"] < 4

@@ -195,8 +195,7 @@ def test_epsilon_where_delta_is_below_the_tail():
 def test_step_is_reserved_before_its_batch_is_drawn(tmp_path, monkeypatch):
     ledger = noisette.Ledger(tmp_path / "ledger.jsonl")
     with start(Small(), ledger=ledger, steps=20) as run:
-        reserved = []
-        draw = type(run._sampler).indices
+        reserved, draw = [], type(run._sampler).indices
 
         def indices(sampler: Any, *, step: int) -> np.ndarray:
             reserved.append((step, sum(ledger.events.values())))

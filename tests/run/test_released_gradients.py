@@ -15,8 +15,7 @@ def parameters():
 
 def released(parameters: dict[str, nn.Parameter]) -> GaussianRelease:
     """A release of ones, with noise too small to matter."""
-    release = GaussianRelease(SecretKey(), 1e-9, 1)
-    held = tuple(parameters.values())
+    release, held = GaussianRelease(SecretKey(), 1e-9, 1), tuple(parameters.values())
     names = {id(p): name for name, p in parameters.items()}
     release([BoundedSum(held, tuple(map(torch.ones_like, held)), 1.0)], names, step=0)
     return release

@@ -60,8 +60,7 @@ def test_scores_that_are_no_numbers_or_fail_are_the_lowest(monkeypatch):
 
 
 def test_the_search_is_on_disk_before_the_number_is_drawn(tmp_path, monkeypatch):
-    path = tmp_path / "ledger.jsonl"
-    seen = []
+    path, seen = tmp_path / "ledger.jsonl", []
 
     def draw(self, key):
         seen.append(Ledger.read(path).events)

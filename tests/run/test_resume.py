@@ -157,8 +157,7 @@ def test_two_runs_at_once_are_refused(tmp_path):
 
 
 def test_a_budget_is_that_of_everything_in_the_ledger(tmp_path):
-    other = PoissonGaussian(0.4, 2.0)
-    ledger = Ledger(tmp_path / "ledger.jsonl", dataset="mine")
+    other, ledger = PoissonGaussian(0.4, 2.0), Ledger(tmp_path / "ledger.jsonl", dataset="mine")
     ledger.charge(other, 20)
     with ledger, begin(tmp_path, ledger=ledger, steps=20, noise_multiplier=None, epsilon=8.0, delta=1e-3) as run:
         alone = RdpAccountant().compose({run.event: 20}).epsilon(delta=1e-3)
@@ -288,8 +287,7 @@ def test_no_secret_and_no_record_is_written(tmp_path, known_key):
 def test_the_ledger_is_on_the_disk_before_the_checkpoint_that_names_its_last_line(tmp_path, monkeypatch):
     run = begin(tmp_path)
     take_steps(run, steps=2)
-    synced = []
-    sync = atomic_files.sync
+    synced, sync = [], atomic_files.sync
     monkeypatch.setattr(atomic_files, "sync", lambda path: synced.append(path.name) or sync(path))
     run.save(tmp_path / "saved")
     assert synced.index("ledger.jsonl") < synced.index("checkpoint.safetensors.unfinished")

@@ -67,8 +67,7 @@ def test_a_record_is_in_at_most_one_of_so_many_consecutive_batches(rate, bands, 
     found = entered(CyclicPoissonSampler(500, rate, bands, KEY, first), 3 * bands + 2)
     for start in range(2 * bands + 3):
         assert found[start : start + bands].sum(0).max() <= 1
-    steps = np.arange(len(found))[:, None]
-    groups = np.where(found, steps % bands, -1)
+    groups = np.where(found, np.arange(len(found))[:, None] % bands, -1)
     assert all(len(set(column[column >= 0])) <= 1 for column in groups.T), "always in the same turn"
     if rate == 1:
         assert (found[:bands].sum(0) == 1).all()
@@ -79,8 +78,7 @@ def test_law_of_groups():
     size, bands, rate, steps = 4000, 8, 0.3, 400
     sampler = CyclicPoissonSampler(size, rate, bands, KEY)
     found = entered(sampler, steps)
-    groups = np.bincount(sampler._groups, minlength=bands)
-    assert 1e-6 < stats.chisquare(groups).pvalue < 1 - 1e-6
+    assert 1e-6 < stats.chisquare(np.bincount(sampler._groups, minlength=bands)).pvalue < 1 - 1e-6
     assert stats.binomtest(int(found.sum()), size * steps // bands, rate).pvalue > 1e-6
     assert stats.binomtest(int(found.sum()), size * steps, rate / bands).pvalue > 1e-6
     of_group = found[::bands, sampler._groups == 0]  # within its turns a record enters independently

@@ -190,8 +190,7 @@ def test_a_second_run_has_the_noise_of_the_filter_and_costs_the_budget():
     assert second.noise_multiplier > 1.02 * noise_beside({first.event: STEPS})
     take_all(second)
     assert len(ledger.declarations) == 2
-    together = price(ledger)
-    assert together < second.epsilon(delta=DELTA) == BUDGET
+    assert price(ledger) < second.epsilon(delta=DELTA) == BUDGET
     assert RenyiOdometer().compose(ledger.events).epsilon(delta=DELTA) > BUDGET
 
 

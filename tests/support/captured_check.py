@@ -98,8 +98,7 @@ def check_equal(model: Model, cast_to: torch.dtype | None = None, capture: Any =
     errors = []
     for b in SIZES:
         batch = cast(model.batch(b), torch.float32)
-        found = sums_of(clip, model.loss, batch, cast_to)
-        errors.append(error_of(found, sums_of(eager, model.loss, batch, cast_to)))
+        errors.append(error_of(sums_of(clip, model.loss, batch, cast_to), sums_of(eager, model.loss, batch, cast_to)))
         moved(clip.model)
         copied(clip.model, eager.model)
     assert_captured(clip, capture)

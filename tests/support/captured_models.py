@@ -33,8 +33,7 @@ def entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 def squares(model: nn.Module, **inputs: Tensor) -> Tensor:
-    output = model(*inputs.values())
-    return (output - 0.3).square().mean()
+    return (model(*inputs.values()) - 0.3).square().mean()
 
 
 def labelled(*shape: int) -> Callable[[int], Batch]:
@@ -95,8 +94,7 @@ class Decoder(nn.Module):
     def forward(self, x: Tensor, memory: Tensor) -> Tensor:
         mask, padding = self.mask.to(self.words.weight), memory == 0
         given = {"tgt_mask": mask, "tgt_is_causal": True, "memory_key_padding_mask": padding}
-        states = self.layers(self.words(x), self.words(memory), **given)
-        return states @ self.words.weight.T  # tied
+        return self.layers(self.words(x), self.words(memory), **given) @ self.words.weight.T  # tied
 
 
 def read_and_written(b: int) -> Batch:

@@ -38,6 +38,7 @@ def refusal(result: Result, *said: str) -> Result:
     """The result of a command that ended with exit code 2 and said all of this, wherever its lines break."""
     text = result.output + " ".join(result.output.split())
     assert (result.exit_code, [words for words in said if words not in text]) == (2, []), result.output
+    assert "Traceback" not in text
     return result
 
 

@@ -114,8 +114,7 @@ def another_checkpoint(folder: Path) -> None:
         with start(PerExampleClip(model, 0.5), noise_multiplier=noise, ledger=folder / f"{name}.jsonl") as run:
             take(run, steps=1)
             run.save(folder / name)
-    model = network()
-    place = folder / ("second" if other() else "first")
+    model, place = network(), folder / ("second" if other() else "first")
     take(PrivateRun.resume(place, PerExampleClip(model, 0.5), torch.optim.SGD(model.parameters(), lr=0.1), records()))
 
 

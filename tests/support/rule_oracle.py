@@ -14,8 +14,7 @@ TOLERANCE = {"rtol": 1e-10, "atol": 1e-12}
 def by_autograd(operation: Callable[[Tensor], Tensor], weight: Tensor, dy: Tensor, b: int) -> Tensor:
     """Gradients (b, *weight.shape) of <output, dy_i> at the weight, where dy_i is zero but for example i."""
     weight = weight.detach().requires_grad_()
-    output = operation(weight)
-    rows = dy.reshape(b, -1)
+    output, rows = operation(weight), dy.reshape(b, -1)
     gradients = []
     for i in range(b):
         alone = torch.zeros_like(rows)
@@ -34,8 +33,7 @@ def check_form(form, truth: Tensor) -> None:
     """Norms, explicit gradients, weighted sum and selection agree with the gradients ``truth`` (b, *shape)."""
     b = truth.shape[0]
     weights = torch.linspace(-1, 2, b, dtype=truth.dtype)
-    expected_sum = torch.einsum("b,b...->...", weights, truth)
-    some = torch.arange(0, b, 2)
+    expected_sum, some = torch.einsum("b,b...->...", weights, truth), torch.arange(0, b, 2)
     torch.testing.assert_close(form.weighted_sum(weights), expected_sum, **TOLERANCE)
     torch.testing.assert_close(form.squared_norms(), truth.reshape(b, truth[0].numel()).square().sum(1), **TOLERANCE)
     torch.testing.assert_close(form.weighted_sum(weights), expected_sum, **TOLERANCE)  # it may keep the norms' tensors

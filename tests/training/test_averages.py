@@ -71,8 +71,7 @@ def test_the_learning_rate_falls_or_moves_on_a_line():
         return [learning_rate(of, spent=n, steps=10, sampling_rate=0.1) for n in range(10)]
 
     cosine = [1 + math.cos(math.pi * n / 10) for n in range(10)]
-    assert rates() == pytest.approx(cosine)
-    assert rates(cosine=False) == [2.0] * 10
+    assert (rates(), rates(cosine=False)) == (pytest.approx(cosine), [2.0] * 10)
     assert rates(lr_end=1.0, lr_epochs=0.5) == pytest.approx([2.0, 1.8, 1.6, 1.4, 1.2, *[1.0] * 5])
 
 

@@ -24,8 +24,7 @@ def test_batches_make_about_500_steps_and_fit_in_the_data(size):
 
 def test_the_rate_balances_signal_and_noise():
     """The rate that minimises the textbook bound R^2 / (2 r T) + r G^2 / 2, by a search over rates."""
-    squared = 1 + 100 * (5 / 200) ** 2
-    rates = np.geomspace(1e-3, 1e3, 20_001)
+    squared, rates = 1 + 100 * (5 / 200) ** 2, np.geomspace(1e-3, 1e3, 20_001)
     bound = 100.0**2 / (2 * rates * 400) + rates * squared / 2
     assert learning_rate_for(**RULE) == pytest.approx(rates[bound.argmin()], rel=1e-3)
 

@@ -21,8 +21,7 @@ def read(tmp_path: Path, text: str) -> Recipe:
 
 def test_what_a_file_leaves_out_keeps_its_default(tmp_path):
     recipe = read(tmp_path, '[data]\nname = "mnist"\n[training]\nlr = 2\n')
-    assert recipe.data.name == "mnist"
-    assert recipe.training.lr == 2.0
+    assert (recipe.data.name, recipe.training.lr) == ("mnist", 2.0)
     assert isinstance(recipe.training.lr, float)
     assert recipe.privacy == PrivacySection()
 
@@ -105,8 +104,7 @@ def test_what_contradicts_itself_is_told_with_the_way_out(tables, said):
 def test_committed_recipes_are_valid(path):
     name = Recipe.read(path).data.name
     assert name in data_sets.names()
-    of_data = name.removesuffix("-words")
-    assert path.stem.startswith(of_data) or path.stem.endswith("-noise")
+    assert path.stem.startswith(name.removesuffix("-words")) or path.stem.endswith("-noise")
 
 
 def test_every_default_names_a_model_that_exists_and_that_of_the_demonstration_is_its_recipe():

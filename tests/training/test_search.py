@@ -134,8 +134,7 @@ def test_settings_are_not_drawn_from_seeds(monkeypatch, public_search):
     for _ in range(3):
         torch.manual_seed(0)
         np.random.seed(0)
-        found = public_search.run(Ledger(), nothing_shown)
-        drawn.add(found.outcome.recipe.training.lr)
+        drawn.add(public_search.run(Ledger(), nothing_shown).outcome.recipe.training.lr)
     assert len(drawn) == 3
 
 
@@ -151,13 +150,11 @@ def test_an_interrupt_ends_the_search_and_not_the_run_alone(monkeypatch, held_ou
     ledger = Ledger()
     with pytest.raises(KeyboardInterrupt):
         held_out_search.run(ledger, pressed)
-    assert max(seen) == 2
-    assert ledger.events == {held_out_search.event: 1}
+    assert (max(seen), ledger.events) == (2, {held_out_search.event: 1})
 
 
 def test_the_rehearsal_reads_no_record(monkeypatch):
-    seen = []
-    whole = search_module.train
+    seen, whole = [], search_module.train
 
     def train(recipe, data, **others):
         seen.append(data)
@@ -180,8 +177,7 @@ def test_settings_that_change_what_a_run_releases_are_refused_before_anything_is
 
 
 def test_a_recipe_with_adaptive_clipping_is_searched_with_its_count():
-    recipe = replace(RECIPE, privacy=replace(RECIPE.privacy, clipping="adaptive"))
-    ((step, _),) = search_of(recipe).event.run
+    ((step, _),) = search_of(replace(RECIPE, privacy=replace(RECIPE.privacy, clipping="adaptive"))).event.run
     assert [name for name, _ in step.parts] == ["gradient", "clipping count"]
 
 

@@ -67,14 +67,12 @@ def test_one_record_moves_the_count_by_one_at_most(model):
     split = split_of(30)
     whole = right_answers(model, split, classes=True)
     moves = [whole - right_answers(model, without(split, index), classes=True) for index in range(30)]
-    assert set(moves) == {0.0, 1.0}
-    assert sum(moves) == whole
+    assert (set(moves), sum(moves)) == ({0.0, 1.0}, whole)
 
 
 def test_one_record_moves_the_worth_of_numbers_by_one_at_most():
     torch.manual_seed(1)
-    split = data_of(30, Target(0, 10)).train
-    model = nn.Linear(3, 1)
+    split, model = data_of(30, Target(0, 10)).train, nn.Linear(3, 1)
     outputs = model(torch.as_tensor(split.inputs)).detach().double().numpy()[:, 0]
     by_hand = np.clip(1 - np.abs(outputs - split.targets), 0, 1)
     whole = right_answers(model, split, classes=False)
@@ -113,8 +111,7 @@ def test_the_score_is_charged_before_its_noise_is_drawn(monkeypatch):
 
 
 def test_records_held_out_are_not_trained_on_and_their_number_is_not_used():
-    data = data_of(2000)
-    score = HeldOutScore(0.25, 3.0)
+    data, score = data_of(2000), HeldOutScore(0.25, 3.0)
     trained, held = score.split(data)
     rows = {tuple(row) for row in data.train.inputs.tolist()}
     parts = [{tuple(row) for row in part.inputs.tolist()} for part in (trained.train, held)]
@@ -122,10 +119,8 @@ def test_records_held_out_are_not_trained_on_and_their_number_is_not_used():
     assert parts[0] | parts[1] == rows
     assert abs(len(held.inputs) - 500) < 100
     assert trained.test is data.test
-    assert trained.declared_size == 1500
-    assert score.expected_records(1500) == 500
-    others = score.split(data)[1]
-    assert {tuple(row) for row in others.inputs.tolist()} != parts[1]
+    assert (trained.declared_size, score.expected_records(1500)) == (1500, 500)
+    assert {tuple(row) for row in score.split(data)[1].inputs.tolist()} != parts[1]
 
 
 def test_numbers_outside_of_their_domain_are_refused_and_noise_by_default_costs_a_tenth_of_the_budget():

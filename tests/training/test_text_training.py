@@ -45,8 +45,7 @@ def test_a_text_is_learned_through_its_word_vectors():
     assert accuracy == outcome.points[-1].test_accuracy
     assert accuracy > 0.9
     assert outcome.epsilon <= 8
-    weights = outcome.model.state_dict()
-    np.testing.assert_array_equal(weights["features.weight"], data.vectors)
+    np.testing.assert_array_equal(outcome.model.state_dict()["features.weight"], data.vectors)
     assert facts_of(outcome).parameters == 2 * (5 * 6 + 1), "no vector is trained"
     assert isinstance(outcome.model.features, nn.Embedding)
     assert not outcome.model.features.weight.requires_grad
@@ -87,8 +86,7 @@ def test_the_facts_name_the_weights_that_were_read_though_the_file_is_another_by
     def overwrite(run: PrivateRun, point: Point) -> None:
         weights.write_bytes(b"another")
 
-    outcome = train(recipe, texts(), ledger_path=None, on_step=overwrite)
-    assert facts_of(outcome).public_weights == read
+    assert facts_of(train(recipe, texts(), ledger_path=None, on_step=overwrite)).public_weights == read
 
 
 @pytest.fixture
@@ -112,7 +110,6 @@ def test_from_articles_to_a_model_that_reads_new_texts_as_those_trained_on(artic
     test = load("ag-news-words", data_dir=articles).test
     right = SavedModel.of_run(out).model(torch.as_tensor(test.inputs)).argmax(1).numpy() == test.targets
     assert right.mean() == pytest.approx(facts["test_accuracy"])
-
     rows.write_text("article\n" + "".join(f'"The {word}, again."\n' for word in ("minister", "team", "the", "")))
     found = SavedModel.of_run(out, text="article").read(rows)
     assert found.shape == (4, *test.inputs.shape[1:])

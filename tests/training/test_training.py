@@ -93,8 +93,7 @@ def test_given_noise_ends_the_run_with_the_budget():
     step = outcome.run.event
     affordable = {**outcome.run.ledger.events, step: outcome.run.steps}
     assert 7.9 < outcome.epsilon <= 8.0
-    one_more = PldAccountant().compose({**affordable, step: outcome.run.steps + 1})
-    assert one_more.epsilon(delta=0.99e-4) > 8.0
+    assert PldAccountant().compose({**affordable, step: outcome.run.steps + 1}).epsilon(delta=0.99e-4) > 8.0
 
 
 def test_a_budget_that_pays_for_no_step_is_refused():
@@ -130,8 +129,7 @@ def test_a_run_without_privacy_takes_the_mean_gradient_of_each_batch_as_it_is():
         with torch.no_grad():
             for p, gradient in zip(model.parameters(), gradients, strict=True):
                 p -= 0.5 * gradient
-    outcome = plain(recipe, data)
-    for p, expected in zip(outcome.model.parameters(), model.parameters(), strict=True):
+    for p, expected in zip(plain(recipe, data).model.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(p, expected, rtol=1e-4, atol=1e-5)
 
 

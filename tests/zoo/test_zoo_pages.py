@@ -6,8 +6,6 @@ from collections import Counter
 from experiments.zoo import measured
 from experiments.zoo_pages import LIST, PAGE, REASONS, as_list, as_page, counts, four, in_readme, reason_of, rows
 
-README = PAGE.parents[1] / "README.md"
-
 
 def test_page_and_list_are_those_of_the_results() -> None:
     models = rows()
@@ -17,8 +15,7 @@ def test_page_and_list_are_those_of_the_results() -> None:
 
 
 def test_every_model_that_was_tried_is_listed_and_counted() -> None:
-    tried = measured()
-    listed = json.loads(LIST.read_text())
+    tried, listed = measured(), json.loads(LIST.read_text())
     assert sorted(f"{row['library']}/{row['name']}" for row in listed) == sorted(tried)
     outcomes = Counter(row["result"].partition(",")[0] for row in listed)
     assert outcomes == Counter(result["outcome"] for result in tried.values())
@@ -27,7 +24,7 @@ def test_every_model_that_was_tried_is_listed_and_counted() -> None:
 
 
 def test_the_readme_has_the_four_numbers() -> None:
-    assert in_readme(rows()) in " ".join(README.read_text().split())
+    assert in_readme(rows()) in " ".join((PAGE.parents[1] / "README.md").read_text().split())
 
 
 def test_each_reason_is_met() -> None:

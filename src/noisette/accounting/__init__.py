@@ -12,3 +12,9 @@ from noisette.accounting.ledger import Ledger as Ledger
 from noisette.accounting.pld import PldAccountant as PldAccountant
 from noisette.accounting.rdp import MomentsAccountant as MomentsAccountant
 from noisette.accounting.rdp import RdpAccountant as RdpAccountant
+
+__all__ = ["BallsInBinsGaussian", "BandedGaussian", "DiscreteGaussian", "DpAmount", "FixedSizeGaussian"]  # noqa: F405
+__all__ += ["Gaussian", "GdpAccountant", "GroupPrivacy", "Laplace", "Ledger", "MomentsAccountant"]  # noqa: F405
+__all__ += ["Neighbouring", "PldAccountant", "PoissonGaussian", "RdpAccountant", "RepeatAndSelect"]  # noqa: F405
+__all__ += ["TradeOff", "TruncatedPoissonGaussian", "UserLevel", "ZcdpAmount", "epsilon_for"]  # noqa: F405
+__all__ += ["noise_multiplier_for", "steps_for"]

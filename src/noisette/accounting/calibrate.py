@@ -233,7 +233,8 @@ def steps_for(
 
     The arguments and the errors are those of :func:`noise_multiplier_for`.
 
-    Guarantee: by this accountant so many steps cost ``epsilon`` or less, one more costs more, up to a billion steps.
+    Guarantee: by this accountant so many steps cost ``epsilon`` or less, and one step more costs more, unless the
+    result is a billion, the most that it returns.
 
     >>> steps_for(epsilon=1.0, delta=1e-5, sampling_rate=0.01, noise_multiplier=4.0)
     11049

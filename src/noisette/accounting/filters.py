@@ -244,7 +244,8 @@ def check_one_relation(events: Events) -> None:
     if set(relations) == {Neighbouring.ADD_OR_REMOVE_ONE, Neighbouring.ADD_OR_REMOVE_USER}:
         promise = (
             "together they promise something for users, if a user has at most K records in the data set: give "
-            "--records-per-user K. For single ones they promise nothing, since a release for users counts theirs whole"
+            "--records-per-user K. For single records they promise nothing, since a release for users counts a user's "
+            "records as a whole"
         )
     listed = " and ".join(f"{times:,} to {relation}" for relation, times in relations.items())
     raise ValueError(f"the ledger holds releases with different guarantees: {listed}; {promise}")

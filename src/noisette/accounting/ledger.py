@@ -97,7 +97,8 @@ class Ledger:
     holds one JSON object per line, chained by SHA-256 digests, and nothing that depends on the data. Several runs may
     share a ledger, also in threads of one process: a run gives back only its own steps.
 
-    A file cut between two lines is a valid ledger. To see that, store its ``head``, as checkpoints do: :meth:`holds`.
+    A file that was cut between two lines is a valid ledger. To detect that, store its ``head`` elsewhere, as
+    checkpoints do, and check it with :meth:`holds`.
 
     Args:
         path: the file; created with mode 0600, or continued if it exists. It is locked for writing until

@@ -34,8 +34,10 @@ class NumberOfRuns:
     """The truncated negative binomial distribution of a search, or the Poisson distribution for an infinite shape.
 
     With the parameter gamma in (0, 1], P(k) is proportional to (1 - gamma)^k times the product over l < k of (shape +
-    l) / (l + 1), for k >= 1. Its mean is shape (1 - gamma) / (gamma (1 - gamma^shape)). Poisson alone may give no run.
-    Guarantee: the mean of what is drawn from is ``mean`` or less, by under 1e-50, so it costs no more than the event.
+    l) / (l + 1), for k >= 1. Its mean is shape (1 - gamma) / (gamma (1 - gamma^shape)). The Poisson distribution alone
+    has a chance of no run.
+    Guarantee: the mean of the distribution that is drawn from is at most ``mean``, by less than one part in 1e50, so
+    that it costs no more than the event in the ledger.
     Source: Papernot and Steinke 2022, Definition 1.
 
     >>> [round(NumberOfRuns(mean=4.0, shape=1.0).probability(k), 4) for k in (0, 1, 2)]

@@ -96,7 +96,10 @@ def audit_run(
         on_step: called after each step with the number of steps done, and of all.
 
     Guarantee: the scores are independent for the documented mechanism, so a guarantee that holds is refuted with
-    probability ``false_alarm`` at most. Errors are those of :func:`audit_bound`.
+    probability ``false_alarm`` at most.
+
+    Raises:
+        ValueError, PrivacyError: a number outside its domain; the bound refuses the model or the losses.
     """
     checks.all_of(
         lambda: checks.open_fraction(false_alarm=false_alarm),

@@ -141,7 +141,8 @@ _TILTS = np.unique(np.round(np.concatenate([[0], np.geomspace(1, 4096, 60)])).as
 class CostAudit(Audit):
     """Confidence limits of delta at ``epsilon``, ``least`` and ``most``, beside the delta that is stated.
 
-    ``left_out`` are kinds of releases that were not simulated: without them the cost is no larger, so ``least`` holds.
+    ``left_out`` are the kinds of releases that were not simulated. What is released without them costs no more, so
+    ``least`` is a lower limit for all.
     """
 
     epsilon: float
@@ -166,12 +167,14 @@ def audit_cost(
     """Check by simulation that releases cost no more than (epsilon, delta).
 
     A record is removed, and it is added. ``samples`` is the number of simulated runs, and ``false_alarm`` the
-    probability that a cost is refuted that is not too small. Balls-in-bins batches are not simulated. A number outside
-    its domain is a ``ValueError``.
+    probability that a cost is refuted that is not too small. Balls-in-bins batches are not simulated.
 
     Guarantee: the limits hold for the mechanism that each event declares, against an attacker who knows all other
     records, and of truncated batches which ones were full.
     Source: Wang et al. 2023, "A Randomized Approach to Tight Privacy Accounting", for delta by importance sampling.
+
+    Raises:
+        ValueError: a number outside its domain.
 
     >>> from noisette import PoissonGaussian
     >>> audit_cost({PoissonGaussian(0.01, 1.3): 6000}, epsilon=2.97, delta=1e-5).verdict

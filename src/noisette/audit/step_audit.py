@@ -278,7 +278,8 @@ def audit_bound(
         steps: number of steps; each gives a score for every canary.
         false_alarm: that of :class:`StepAudit`.
 
-    A number outside its domain is a ``ValueError``; the bound may refuse model or losses by a ``PrivacyError``.
+    Raises:
+        ValueError, PrivacyError: a number outside its domain; the bound refuses the model or the losses.
 
     >>> from noisette import PerExampleClip
     >>> audit = audit_bound(lambda model: PerExampleClip(model, 0.7), noise_multiplier=1.0, steps=4)
@@ -311,13 +312,16 @@ def audit_step(
 
     Args:
         step: takes the records of a batch, (n, ``canaries.width``), and returns the noised sum of their clipped
-            gradients, flat, (``canaries.width``,), not divided by a batch size. The audit draws the batches.
+            gradients, flat, (``canaries.width``,): before any division by a batch size, or multiplied with it. The
+            audit draws the batches.
         bound: the documented bound on the gradient of one example.
         noise_multiplier: the documented standard deviation of the noise in units of the bound.
         canaries: the records; ``Canaries()`` unless given.
-        steps, false_alarm: the number of steps, and that of :class:`StepAudit`.
+        steps: number of steps.
+        false_alarm: that of :class:`StepAudit`.
 
-    A ``ValueError`` says that a number is outside its domain, or the step returned something else.
+    Raises:
+        ValueError: a number outside its domain, or the step returned something else.
     """
     checks.all_of(
         lambda: checks.positive(bound=bound, noise_multiplier=noise_multiplier), lambda: checks.count(steps=steps)
@@ -433,7 +437,8 @@ def audit_neighbours(
         loss: as for a run, see :class:`noisette.Loss`.
         pairs: number of pairs, each with this number of ``others`` in both batches.
 
-    A number outside its domain is a ``ValueError``; the bound may refuse the loss by a ``PrivacyError``.
+    Raises:
+        ValueError, PrivacyError: a number outside its domain; the bound refuses the loss.
     """
     checks.count(pairs=pairs, others=others)
     for module in bound.model.modules():

@@ -17,16 +17,7 @@ from rich.progress import track
 from rich.table import Table
 
 from noisette import errors as checks
-from noisette.accounting import Event, Neighbouring, PldAccountant, noise_multiplier_for, steps_for
-from noisette.accounting.calibrate import (
-    LEAST_STEPS,
-    NEARLY,
-    Setting,
-    check_ranges,
-    recommended,
-    schedule,
-    within_budget,
-)
+from noisette.accounting import Event, Neighbouring, PldAccountant, calibrate, noise_multiplier_for, steps_for
 from noisette.accounting.events import BandedGaussian, GroupPrivacy, PoissonGaussian, RepeatAndSelect, UserLevel
 from noisette.accounting.registry import ACCOUNTANTS
 from noisette.cli import options
@@ -132,17 +123,17 @@ def account(
     checks.all_of(
         partial(_check_one_missing, missing, list(given), plain=bands is None and group_size == 1),
         *(partial(checks.exactly_one, **pair) for pair in (rates, lengths) if None not in pair.values()),
-        partial(check_ranges, **rates, **lengths, **budget, noise_multiplier=noise_multiplier, size=size),
-        partial(check_ranges, group_size=group_size, bands=bands),
+        partial(calibrate.check_ranges, **rates, **lengths, **budget, noise_multiplier=noise_multiplier, size=size),
+        partial(calibrate.check_ranges, group_size=group_size, bands=bands),
         partial(_check_batches, batch, size, group_size, bands),
         partial(options.at_most, options.MOST_RECORDS, size=size),
         partial(options.at_most, options.MOST_STEPS, steps=steps),
     )
     [found] = missing
     if batch is not None:
-        sampling_rate, _ = schedule(batch, None, 1, size, None)
+        sampling_rate, _ = calibrate.schedule(batch, None, 1, size, None)
     if epochs is not None:
-        _, steps = schedule(0, sampling_rate, None, None, epochs)
+        _, steps = calibrate.schedule(0, sampling_rate, None, None, epochs)
         options.at_most(options.MOST_STEPS, steps=steps)
     run: dict[str, Any] = {"noise_multiplier": noise_multiplier, "steps": steps, "sampling_rate": sampling_rate}
     if found in _SOLVERS:
@@ -232,7 +223,7 @@ def plan(
     options.at_most(options.MOST_RECORDS, size=size)
     batch_sizes = _usual_batch_sizes(size) if batch_sizes is None else batch_sizes
     checks.all_of(
-        partial(check_ranges, size=size, epsilon=epsilon, delta=delta),
+        partial(calibrate.check_ranges, size=size, epsilon=epsilon, delta=delta),
         partial(options.whole_numbers, "batch-sizes", batch_sizes, "256,1024", most=size),
         partial(_positive, "epochs", epochs),
     )
@@ -245,13 +236,13 @@ def plan(
     passes = sorted(set(_positive("epochs", epochs)))
     options.at_most(options.MOST_STEPS, steps=max(passes) * size / sizes[0])
     try:
-        searches = within_budget(size=size, epsilon=epsilon, delta=delta, batch_sizes=sizes, epochs=passes)
+        searches = calibrate.within_budget(size=size, epsilon=epsilon, delta=delta, batch_sizes=sizes, epochs=passes)
         terminal, number = Console(stderr=True), len(sizes) * len(passes)
         settings = list(track(searches, "noise for the budget", number, console=terminal, transient=True))
     except KeyboardInterrupt:
         typer.echo("Stopped.", err=True)
         raise typer.Exit(INTERRUPTED) from None
-    chosen = recommended(settings)
+    chosen = calibrate.recommended(settings)
     if as_json:
         facts: dict[str, Any] = {"size": size, "epsilon": epsilon, "delta": delta, "accountant": PldAccountant.name}
         facts["neighbouring"] = str(Neighbouring.ADD_OR_REMOVE_ONE)
@@ -267,17 +258,18 @@ def _usual_batch_sizes(size: int) -> str:
     return ",".join(str(2**k) for k in range(least, least + 8, 2) if 2**k <= size) or "1"
 
 
-def _print_plan(settings: Sequence[Setting], chosen: Setting, size: int, epsilon: float) -> None:
+def _print_plan(settings: Sequence[calibrate.Setting], chosen: calibrate.Setting, size: int, epsilon: float) -> None:
     rows = {f"{size:,}": list(row) for size, row in groupby(settings, key=lambda setting: setting.batch_size)}
     most = max(setting.signal for setting in settings)
     epochs = list(dict.fromkeys(f"{setting.epochs:g} epochs" for setting in settings))
+    why = f"fewest epochs with {calibrate.NEARLY:.0%}"
     recommendation = [
         ("batch size", f"{chosen.batch_size:,} expected; microbatches bound the memory"),
         ("epochs", f"{chosen.epochs:g}"),
         ("steps", f"{chosen.steps:,}"),
         ("noise multiplier", _rounded(chosen.noise_multiplier)),
         ("time", f"that of {chosen.epochs * size:.3g} gradients"),
-        ("why", f"fewest epochs with {NEARLY:.0%} of the largest signal of all with {LEAST_STEPS} steps or more"),
+        ("why", f"{why} of the largest signal of all with {calibrate.LEAST_STEPS} steps or more"),
         ("signal", f"{chosen.signal / most:.0%} of the largest in the table"),
     ]
     signal = [(name, *(f"{s.signal / most:.0%}" for s in row)) for name, row in rows.items()]

@@ -359,11 +359,13 @@ class ReweightGP:
     and where some gradient is not finite. Both passes go over one graph; where activation checkpoints are recomputed,
     the forward pass is repeated with the same random numbers, or by `BookKeeping` where it cannot be repeated.
 
-    A second pass whose gradients are not finite, or of other parameters, is a ``PrivacyError``: a function may draw
-    random numbers of its own in each backward pass.
-
     Guarantee: an example's gradient of a parameter is scaled down to its norm in the first pass wherever it is longer
     in the second, so that the bound does not depend on the passes being equal.
+
+    Raises:
+        PrivacyError: the second pass gave gradients that are not finite, or of other parameters, as those of a function
+            that draws random numbers of its own in each backward pass may be.
+
     Source: Lee & Kifer 2020, algorithm 1, with the sums of section 5.
     """
 
@@ -437,8 +439,11 @@ class PerExampleLoop:
 class Vmap:
     """``torch.func.vmap`` of ``torch.func.grad`` of the loss: the gradients of ``chunk_size`` examples at once.
 
-    The plain reference: it needs no rule, and memory for the gradients of a chunk of one or more. Random numbers of the
-    loss are drawn anew, as by `PerExampleLoop`.
+    The plain reference: it needs no rule, and memory for the gradients of a chunk. Random numbers of the loss are drawn
+    anew, as by `PerExampleLoop`.
+
+    Raises:
+        ValueError: the chunk size is below one.
     """
 
     chunk_size: int = 32

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
+from pkgutil import resolve_name
 
 from noisette.accounting.registry import Entry
 
@@ -27,31 +29,25 @@ class RuleEntry(Entry):
 _TOGETHER = "the gradient of each example, over all {parameters} trained parameters together, is "
 
 
-def _public():
-    import noisette
-
-    return noisette
-
-
 CLIPPING_RULES: Mapping[str, RuleEntry] = {
     "flat": RuleEntry(
-        lambda: _public().FlatClipping,
+        partial(resolve_name, "noisette:FlatClipping"),
         "one norm over all parameters",
         _TOGETHER + "scaled to a Euclidean norm of at most {norm}",
     ),
     "per-layer": RuleEntry(
-        lambda: _public().PerLayerClipping,
+        partial(resolve_name, "noisette:PerLayerClipping"),
         "one norm for each layer, where clipping norm and noise multiplier are those of each layer",
         "the gradient of each example is scaled in each of {groups} layers to a Euclidean norm of at most {each}, "
         "which for all {parameters} trained parameters together gives at most {norm}",
     ),
     "automatic": RuleEntry(
-        lambda: _public().AutomaticClipping,
+        partial(resolve_name, "noisette:AutomaticClipping"),
         "one norm over all parameters, to which small gradients are scaled up as well",
         _TOGETHER + "multiplied by {norm} / (its Euclidean norm + 0.01), which leaves a norm of at most {norm}",
     ),
     "adaptive": RuleEntry(
-        lambda: _public().AdaptiveClip,
+        partial(resolve_name, "noisette:AdaptiveClip"),
         "one norm over all parameters, which follows the median of the gradient norms by a noised count",
         _TOGETHER + "scaled to a Euclidean norm of at most C; C is {first} in the first step, follows the median of "
         "these norms by means of released values alone, and is {norm} after the last step",
@@ -60,13 +56,16 @@ CLIPPING_RULES: Mapping[str, RuleEntry] = {
 }
 
 ENGINES: Mapping[str, Entry] = {
-    "book-keeping": Entry(lambda: _public().engines.BookKeeping, "one backward pass"),
+    "book-keeping": Entry(partial(resolve_name, "noisette:engines.BookKeeping"), "one backward pass"),
     "reweight-gp": Entry(
-        lambda: _public().engines.ReweightGP,
+        partial(resolve_name, "noisette:engines.ReweightGP"),
         "norms in a first pass, the sum in a second, in the memory of plain training",
     ),
     "per-example-loop": Entry(
-        lambda: _public().engines.PerExampleLoop, "forward and backward for each example, one after the other (slow)"
+        partial(resolve_name, "noisette:engines.PerExampleLoop"),
+        "forward and backward for each example, one after the other (slow)",
     ),
-    "vmap": Entry(lambda: _public().engines.Vmap, "gradients of single examples by torch.func, a chunk at a time"),
+    "vmap": Entry(
+        partial(resolve_name, "noisette:engines.Vmap"), "gradients of single examples by torch.func, a chunk at a time"
+    ),
 }

@@ -12,6 +12,8 @@ from torch import Tensor
 from noisette import errors as checks
 from noisette.core.clip import SMALLEST_BOUND, Count, Group
 
+__all__ = ["AdaptiveClip", "AutomaticClipping", "FlatClipping", "GroupwiseClipping", "PerLayerClipping"]
+
 
 @dataclass(frozen=True)
 class _OfOneNorm:
@@ -25,7 +27,10 @@ class _OfOneNorm:
 
 @dataclass(frozen=True)
 class FlatClipping(_OfOneNorm):
-    """One norm over all trainable parameters, and one bound, C or ``max_grad_norm``: factor min(1, C / norm).
+    """One norm over all trainable parameters, and one bound: factor min(1, C / norm).
+
+    Args:
+        max_grad_norm: the bound C.
 
     Guarantee: one example moves the sum by at most C.
     Source: Abadi et al. 2016, algorithm 1.
@@ -42,8 +47,9 @@ class FlatClipping(_OfOneNorm):
 class GroupwiseClipping:
     """A norm and a bound of its own for each group of parameters.
 
-    ``bounds`` has the bound of each group by the name of a module (or of a parameter); the group holds all parameters
-    under that name. Every trainable parameter belongs to exactly one group.
+    Args:
+        bounds: the bound of each group by the name of a module (or of a parameter); the group holds all parameters
+            under that name. Every trainable parameter belongs to exactly one group.
 
     Guarantee: one example moves the sum of each group by at most its bound.
     Source: Abadi et al. 2016, section 4 (a norm for each layer).
@@ -76,7 +82,8 @@ class GroupwiseClipping:
 class PerLayerClipping(_OfOneNorm):
     """A norm for the parameters of each module, each clipped to C / sqrt(K) where there are K modules.
 
-    C, ``max_grad_norm``, is the bound of all layers together.
+    Args:
+        max_grad_norm: the bound C of all layers together.
 
     Guarantee: one example moves the sum of each layer by at most C / sqrt(K), and so all of them by at most C.
     Source: McMahan et al. 2018, "Learning Differentially Private Recurrent Language Models", section 2.3.
@@ -101,7 +108,10 @@ STABILITY = 0.01  # keeps small gradients smaller than large ones
 class AutomaticClipping(_OfOneNorm):
     """Scale every gradient, small ones too, to nearly the clipping norm C: factor C / (norm + 0.01).
 
-    The learning rate then need not be tuned together with C, which is ``max_grad_norm``.
+    The learning rate then need not be tuned together with C.
+
+    Args:
+        max_grad_norm: the bound C.
 
     Guarantee: one example moves the sum by at most C.
     Source: Bu et al. 2022, "Automatic Clipping", AUTO-S.
@@ -136,7 +146,8 @@ class AdaptiveClip:
         learning_rate: how fast C moves.
         count_share: the share of the release's budget that goes to the count, in (0, 1).
 
-    ``max_grad_norm`` is the bound C as of the last release. It is public.
+    Attributes:
+        max_grad_norm: the bound C as of the last release. It is public.
 
     Guarantee: in every step one example moves the sum by at most that step's C, which depends on released values alone.
     Source: Andrew et al. 2021, "Differentially Private Learning with Adaptive Clipping", algorithm 1.

@@ -74,7 +74,7 @@ class Microbatch:
         if len({shape[:1] for shape in shapes}) > 1 or not shapes[0]:
             raise PrivacyError(
                 f"expected tensors with one row per example, got the shapes {', '.join(map(str, shapes))}; pass a "
-                "constant number as one of Python, and declare a constant tensor: accumulate(..., public=[tensor])"
+                "constant number as a number of Python, and declare a constant tensor: accumulate(..., public=[tensor])"
             )
         return shapes[0][0]
 

@@ -182,18 +182,24 @@ class GaussianRelease:
         """Write (sum + noise) / expected batch size to the ``.grad`` of every parameter.
 
         The noise is added in place: the memory of the sums becomes that of the gradients, so no private value remains.
-        Gradient hooks of the user see the noised gradient, once. ``names`` are those of parameters, by ``id``, which
-        select their noise; others are named after their sum. Each ``step`` is used once with one key.
+        Gradient hooks of the user see the noised gradient, once.
 
-        A ``ValueError`` says that the noise would be out of the range of single precision, the shares do not add up to
-        one, or two tensors have the same name, so they would get the same noise.
+        Args:
+            sums: the bounded sums of this batch.
+            names: the name of each parameter, by ``id``, which selects its noise; others are named after their sum.
+            step: number of the step; each number is used once with one key.
+
+        Raises:
+            ValueError: the noise would be out of the range of single precision, the shares do not add up to one, or two
+                tensors have the same name, so they would get the same noise.
         """
         stds = self._deviations_of(sums)
         # Names of parameters do not start with a dot, so these cannot coincide with one.
         named = {id(p): names.get(id(p), f".{part.name}") for part in sums for p in part.params}
         tensors = sum(len(part.params) for part in sums)
         if len(set(named.values())) < tensors:
-            raise ValueError(f"{tensors} tensors have only {len(set(named.values()))} different names: noise is shared")
+            different = len(set(named.values()))
+            raise ValueError(f"{tensors} tensors have only {different} different names, some would share their noise")
         deviation = self._noise.deviation(step)
         self.deviations = {id(p): deviation * std for part, std in zip(sums, stds, strict=True) for p in part.params}
         self._written = {}
@@ -219,8 +225,8 @@ class GaussianRelease:
                 raise ValueError(f"expected a finite noise standard deviation above 0, got {std}")
             if not _SMALLEST_STD < std / self.expected_batch_size < _LARGEST_STD:
                 raise ValueError(
-                    f"noise of deviation {std:g} over a batch size of {self.expected_batch_size:g} is out of range of "
-                    "single precision; multiply the losses and the bound with a constant"
+                    f"noise of standard deviation {std:g} over an expected batch size of {self.expected_batch_size:g} "
+                    "is out of range of single precision; multiply the losses and the bound with a constant"
                 )
             stds.append(std / self.expected_batch_size)
         return stds

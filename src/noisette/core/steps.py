@@ -344,7 +344,9 @@ class DpSgd:
         if batch is None and _steps_under_way(optimizer) > 1:
             return  # the step of a base class; the release was made by then
         if batch is None:
-            raise PrivacyError("optimizer.step() needs a batch of its own: call it once in `for ... in run.batches()`")
+            raise PrivacyError(
+                "optimizer.step() needs a batch of its own: call it once for each batch in `for batch in run.batches()`"
+            )
         alone = self._ranks.size == 1
         with nullcontext({}) if alone else self._ranks.unanimous(f"step {self.steps_taken}") as equal:
             self._release.check_no_others(self.bound.parameters)

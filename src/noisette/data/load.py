@@ -38,10 +38,11 @@ def load(name: str, *, data_dir: Path | None = None, declaration: Declaration | 
 
     Files of a built-in set are looked for in ``data_dir``, in NOISETTE_DATA and in the user's cache, or downloaded.
 
-    An unknown name, files that are absent or damaged, and records that contradict the declaration are a ``DataError``.
-
     Guarantee: shapes, number of classes and ``declared_size`` come from constants and the declaration, except that
     inputs have the shape of the arrays found; nothing is fitted to the records.
+
+    Raises:
+        DataError: the name is unknown, files are absent or damaged, or records contradict the declaration.
 
     >>> digits = load("digits")
     >>> digits.train.inputs.shape, digits.classes, digits.declared_size

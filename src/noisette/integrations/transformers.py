@@ -145,7 +145,7 @@ class _State:
         return getattr(self._state, name)
 
 
-def _loss_of_one(compute_loss: Any, numbers: object, model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
+def _loss_of_one(compute_loss: Any, numbers: str, model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
     loss = compute_loss(model, dict(inputs))
     loss = loss[0] if isinstance(loss, tuple) else loss
     if loss is None:
@@ -482,7 +482,7 @@ class PrivateTrainer(Trainer):
         # A captured step is kept while numbers of the trainer, its arguments and what was read of its state stay.
         of_state = [getattr(state, name) for name in sorted(of_loss._names_read)]
         values = [*vars(self).values(), *vars(self.args).values(), *of_state]
-        numbers = tuple([value for value in values if isinstance(value, _NUMBERS)])
+        numbers = repr([value for value in values if isinstance(value, _NUMBERS)])  # one value, however many they are
         self.state, self._is_silent = cast(Any, of_loss), True
         try:
             yield partial(_loss_of_one, self.compute_loss, numbers)

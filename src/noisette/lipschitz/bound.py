@@ -292,16 +292,20 @@ class LipschitzBound:
     back onto their sets after each step. Nothing is attached to the model between calls of :meth:`accumulate`.
 
     Args:
-        model: layers of ``noisette.nn.lipschitz`` or bounded ones of torch, a ``BoundedInput`` before those that train.
-        loss: of ``noisette.nn.lipschitz``; gradients of the trained loss are scaled down to its Lipschitz constant.
+        model: layers of ``noisette.nn.lipschitz`` and torch modules that have a bound, with a ``BoundedInput`` in front
+            of the first layer that trains.
+        loss: of ``noisette.nn.lipschitz``; gradients of the loss that is trained are scaled down to its Lipschitz
+            constant.
         input_shape: of one example, without the batch axis; bounds depend on it, so others are refused.
         logit_clipping: clips each example's gradient at the scores below that constant: ``FlatClipping(C)``.
         slack: relative increase of every sensitivity that covers rounding errors.
 
     Guarantee: adding or removing one example changes each sum by at most its bound, for every input and every label,
     provided that the bounds stated by the user's own modules hold; a short search for a counterexample is made here.
-    Without a bound of each trainable parameter, or with such an example, that is a ``PrivacyError``.
     Source: Bethune et al. 2024, algorithms 1 and 2.
+
+    Raises:
+        PrivacyError: a trainable parameter has no bound, or an example exceeds what a module of the user's states.
 
     >>> from noisette.nn.lipschitz import BoundedInput, SpectralLinear, TauCrossEntropy
     >>> model = nn.Sequential(BoundedInput(2.0), SpectralLinear(4, 3))
@@ -324,7 +328,7 @@ class LipschitzBound:
         self.model = model = self._unwrapped.module
         if any(map(is_sharded, model.parameters())):
             raise PrivacyError(
-                "weights of Lipschitz networks are projected whole, so not sharded: give each rank the whole model"
+                "weights of Lipschitz networks are projected whole, not as shards: give each rank the whole model"
             )
         self.loss = loss
         self.input_shape = tuple(input_shape)  # of one example, without the batch axis
@@ -389,8 +393,11 @@ class LipschitzBound:
         """Add the gradients of these examples to the pending sums, from the loss of one example.
 
         As :meth:`noisette.PrivateRun.accumulate`, but the loss is computed from the scores of its last call of the
-        model, whose hooks do not run. A ``PrivacyError`` says that arguments or loss are not of this kind, the loss
-        uses a tensor from outside that changes, or weights or bounds have changed since the first microbatch.
+        model, whose hooks do not run.
+
+        Raises:
+            PrivacyError: arguments or loss are not of this kind, the loss uses a tensor from outside that changes, or
+                weights or bounds have changed since the first microbatch.
         """
         self.add(loss, Microbatch(batch, keywords), tuple(public))
 

@@ -26,12 +26,15 @@ def certify(model: nn.Module, inputs: Tensor) -> Tensor:
     The distance is over all elements of an example, in the units of ``inputs``: those of pixels, if the model starts
     with the standardisation of pixels. Scores are one for each class, or a single one whose sign is the class. A radius
     is 0 where nothing is certified, because scores are equal or not finite. Layers have a Lipschitz constant, as for
-    :class:`noisette.LipschitzBound`; the model does not change. A ``ValueError`` says that a layer has none, a weight
-    is not in its set, or scores have another shape.
+    :class:`noisette.LipschitzBound`; the model does not change.
 
-    Guarantee: it holds for the exact function of the weights, without rounding of scores, by a millionth of their size.
+    Guarantee: it holds for the exact function of the weights. Rounding errors of the scores in single precision, about
+    a millionth of their size, are not included.
     Source: the lead of one score over another is sqrt(2) l-Lipschitz where the scores are l-Lipschitz; for inputs a and
     b outside of a ball of radius X, || P(a) - P(b) || <= 2 X ||a - b|| / (||a|| + ||b||) (Dunkl & Williams 1964).
+
+    Raises:
+        ValueError: a layer has no Lipschitz constant, a weight is not in its set, or the scores have another shape.
 
     >>> from noisette.nn.lipschitz import SpectralLinear
     >>> model = nn.Sequential(BoundedInput(x0=5.0), SpectralLinear(3, 3))

@@ -143,7 +143,8 @@ class SpectralConv2d(Constrained):
     ``weight``, reshaped to one row per output channel, has a spectral norm of at most one. The kernel is ``weight``
     divided by the root of the largest number of windows with one pixel in common, counted for the size of each input.
 
-    Guarantee: as for :class:`SpectralLinear`, as the norm of all patches is at most that root times the image's.
+    Guarantee: as for :class:`SpectralLinear`, because the norm of all patches together is at most that square root
+    times the norm of the image.
     Source: Bethune et al. 2024, appendix (reshaped kernel orthogonalisation), with the largest number of windows per
     pixel instead of the mean number, which is too small in the middle of an image.
 
@@ -217,9 +218,11 @@ _NO_DIRECTION = 1e-30  # in units of the radius: a shorter example is too close 
 class BoundedInput(Shown):
     """Scales each example down to a Euclidean norm of at most ``x0``, over all its elements.
 
-    It is the first layer of a model, or inside, as behind a bias. An example with a non-finite element becomes zeros.
+    It is the first layer of a model; it may stand inside too, as behind a bias. An example with an element that is not
+    finite becomes zeros.
 
-    Guarantee: ``x0`` must be a public constant. A maximum, mean or deviation of private examples would disclose them.
+    Guarantee: ``x0`` must be a public constant. A maximum, mean or standard deviation of the private examples would
+    disclose information about them.
 
     >>> BoundedInput(x0=5.0)(torch.tensor([[6.0, 8.0], [0.3, 0.4], [math.nan, 1.0]])).tolist()
     [[3.0, 4.0], [0.30000001192092896, 0.4000000059604645], [0.0, 0.0]]

@@ -301,7 +301,8 @@ class WordCounts(nn.Module):
     Texts are numbers of words, in which 0 is padding and is not counted; a text without words is zero. All others have
     the same length, so the gradient of a linear layer on them is bounded by the error of its prediction.
 
-    Guarantee: each example is treated alone. The weights, (words,), reveal nothing if not computed from the records.
+    Guarantee: each example is treated alone. The weights, (words,), reveal nothing if they do not come from the
+    records.
 
     >>> WordCounts(torch.ones(4))(torch.tensor([[1, 1, 1, 1, 2, 0]]))
     tensor([[0.0000, 0.8944, 0.4472, 0.0000]])
@@ -351,7 +352,8 @@ def mean_over_views(loss: Loss, augment: Callable[[Tensor], Tensor], views: int)
     returns one value for each view, or their mean. ``augment``, such as :class:`~noisette.nn.MirrorAndShift`, is called
     with the example repeated, (views, ...), and returns as many views.
 
-    Guarantee: views of a record are in its loss alone. Its gradient is their mean, clipped once, and costs one view's.
+    Guarantee: the views of a record are in the loss of that record alone. Its gradient is their mean, is clipped once,
+    and costs what one view costs.
     Source: De et al. 2022, "Unlocking high-accuracy [...] image classification through scale", section 3.2.
 
     >>> loss = mean_over_views(lambda model, x, y: (x.squeeze(1) - y) ** 2, lambda x: x + torch.arange(2.0)[:, None], 2)

@@ -95,7 +95,10 @@ class Ranks:
 
     Guarantee: the secret key of rank 0 reaches the other ranks over the process group and is written nowhere. The ranks
     and the network between them are one trusted party: sums before noise travel over it.
-    Without a process group it is a ``PrivacyError``, and for a timeout of zero or less a ``ValueError``.
+
+    Raises:
+        PrivacyError: there is no process group.
+        ValueError: ``timeout`` is not a number above zero.
     """
 
     def __init__(self, *, timeout: float = TIMEOUT) -> None:

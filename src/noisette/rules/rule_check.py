@@ -36,7 +36,10 @@ def rule(*operations: Operation, operand: str = "weight") -> Callable[[Rule], Ru
 
     Guarantee: in the first batch of each shape with two examples or more, the operation's output is compared with that
     for each example alone, and the rule's gradients, norms and weighted sum with autograd. A rule that is right there
-    and wrong elsewhere is not seen. An operand that has a rule, or that the rule does not take, is a ``ValueError``.
+    and wrong elsewhere is not seen.
+
+    Raises:
+        ValueError: the operand has a rule already, or the rule does not take it.
     """
 
     def register(function: Rule) -> Rule:

@@ -359,11 +359,14 @@ def _check_different_parts(key: bytes, dataset: Any, ranks: AnyRanks) -> None:
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """The keyed digest (HMAC-SHA256, RFC 2104) of a data set.
+    """The keyed digest of a data set.
 
-    Up to 256 MiB of tensors and arrays are digested to the last byte. Of any other data set the length and 64 records,
-    drawn by the key, are; of one that returns different values each time, as with random augmentation, only the length.
-    Of ``OwnRecords`` each rank digests those records that it holds, however they are divided.
+    Up to 256 MiB of tensors and arrays, alone or in a tuple, a list, a dictionary or a ``TensorDataset``, are digested
+    to the last byte. Of any other data set the length and 64 records, drawn by the key, are digested; of one that
+    returns different values each time, as with random augmentation, only the length. Of ``OwnRecords`` each rank
+    digests those records that it holds, however they are divided.
+
+    Source: HMAC-SHA256, RFC 2104.
     """
 
     key: str = field(repr=False)  # in hexadecimal digits, as the digest

@@ -119,7 +119,8 @@ def _check_row(shape: tuple[int, ...], name: object) -> None:
 def _check_one_type(values: Values, name: object) -> None:
     kinds = [f"Tensor of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__ for value in values]
     if len(kinds := list(dict.fromkeys(kinds))) > 1:
-        raise ValueError(f"{_has(name)} different types, such as {kinds[0]} and {kinds[1]}: bring all records to one")
+        other = f"{_has(name)} different types, such as {kinds[0]} and {kinds[1]}"
+        raise ValueError(f"{other}: bring all to that of the first record")
 
 
 def _check_one_shape(shapes: Sequence[tuple[int, ...]], remedy: str, name: object) -> None:

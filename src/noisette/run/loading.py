@@ -277,8 +277,8 @@ class Thread:
 class Processes:
     """Processes of a ``DataLoader``, each with ``ahead`` microbatches under way; they start with the first one.
 
-    Guarantee: they get how records are gathered, and indices; never the key, which was not in the new process either of
-    which they are copies.
+    Guarantee: they get how records are gathered, and indices; never the key: the new process that they are copies
+    of did not have it either.
     """
 
     def __init__(self, gather: Gather, workers: int, ahead: int = 1, to: torch.device | None = None) -> None:

@@ -21,6 +21,8 @@ from noisette.core.steps import Sampler
 from noisette.errors import PrivacyError, first_few
 from noisette.run.loading import each_record
 
+__all__ = ["BallsInBins", "CyclicPoisson", "Poisson", "TruncatedPoisson", "Users"]
+
 
 @dataclass(frozen=True)
 class BallsInBinsSampler:

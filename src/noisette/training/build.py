@@ -33,14 +33,8 @@ from noisette.nn import MirrorAndShift, Whitening, mean_over_views, models
 from noisette.nn.batch_norm import convert_batch_norm, in_evaluation, refuse_overlap
 from noisette.nn.features import Loss
 from noisette.nn.lipschitz import TauCrossEntropy
+from noisette.nn.models import factory
 from noisette.nn.models.backbones import folder_of
-from noisette.nn.models.factory import (
-    ImageFeatures,
-    TextFeatures,
-    fixed_features,
-    is_folder_of_model,
-    sha256_of_weights,
-)
 from noisette.ranks import AnyRanks
 from noisette.run.per_example import PerExampleClip
 from noisette.run.sampling import Sampling, Users
@@ -130,9 +124,9 @@ class TrainingSetup:
 def sha256_of_first_weights(model: ModelSection) -> str:
     """The SHA-256 of the public weights that a run begins with, "" if there are none."""
     if model.backbone is not None:
-        return sha256_of_weights(folder_of(model.backbone))
-    if is_folder_of_model(model.name):
-        return sha256_of_weights(Path(model.name))
+        return factory.sha256_of_weights(folder_of(model.backbone))
+    if factory.is_folder_of_model(model.name):
+        return factory.sha256_of_weights(Path(model.name))
     return "" if model.weights is None else hashlib.sha256(Path(model.weights).read_bytes()).hexdigest()
 
 
@@ -147,7 +141,7 @@ def model_of(recipe: Recipe, data: DataSet) -> nn.Module:
     if words:
         shape = (*shape, words.embedding_dim)
     if recipe.model.backbone:
-        features = fixed_features(recipe.model.backbone, shape, words=bool(data.words))
+        features = factory.fixed_features(recipe.model.backbone, shape, words=bool(data.words))
         size, name = output_shape(features, shape), recipe.model.name  # one layer, so that features can be whitened
         head = nn.Linear(size[0], data.classes) if name == "linear" else models.build(name, size, data.classes)
         return models.FixedFeatures(features, head)
@@ -299,7 +293,7 @@ def _features(inputs: Tensor, fixed: nn.Module, device: torch.device) -> Tensor:
         for part in fixed:
             inputs = _features(inputs, part, device)
         return inputs.to(device)
-    if isinstance(fixed, ImageFeatures | TextFeatures):
+    if isinstance(fixed, factory.ImageFeatures | factory.TextFeatures):
         return cached_features(fixed, inputs, partial(features_of, inputs, fixed, device)).to(device)
     return features_of(inputs, fixed, device)
 

@@ -32,8 +32,7 @@ def test_a_figure_says_to_screen_readers_where_line_and_baseline_run(facts, plai
 
 def test_numbers_are_compared_by_their_error(facts):
     recipe = replace(facts.recipe, data=replace(facts.recipe.data, target=(0.0, 9.0), unit="EUR", holdout=0.2))
-    run = replace(facts, recipe=recipe, test=NumberFigures(2.5, 2.0, 3.0, 2.5, "EUR"))
-    told = documents([run], None)
+    told = documents([replace(facts, recipe=recipe, test=NumberFigures(2.5, 2.0, 3.0, 2.5, "EUR"))], None)
     assert "curve-log-loss.svg" not in told
     assert json.loads(told["curve.json"])["runs"][0]["RMSE"] == 2.5
     assert "choosing among the runs by them, or publishing them, is not covered" in told["curve.html"].decode()

@@ -14,8 +14,7 @@ from noisette.training.report.facts import percent, power_of_ten, upward
 
 @given(st.floats(min_value=0, max_value=1e6))
 def test_an_epsilon_is_never_printed_smaller_than_it_is(epsilon):
-    printed = float(upward(epsilon))
-    assert epsilon <= printed <= epsilon + 0.0101
+    assert epsilon <= float(upward(epsilon)) <= epsilon + 0.0101
 
 
 @given(st.floats(min_value=1e-300, max_value=0.01))

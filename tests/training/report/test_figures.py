@@ -28,8 +28,7 @@ def test_lines_and_axes_are_named_also_for_who_cannot_see_them():
     figure = drawn("batch <1>", (1, 9), (2, 3), (4, 1))
     assert {"ε by noise", "noise multiplier", "ε", "batch <1>"} <= texts(figure)
     root = Xml.fromstring(figure)
-    assert root.get("role") == "img"
-    assert root.findtext(f"{SVG}title") == "ε by noise"
+    assert (root.get("role"), root.findtext(f"{SVG}title")) == ("img", "ε by noise")
     assert root.findtext(f"{SVG}desc") == "ε against noise multiplier; batch <1>: from 9 at 1 to 1 at 4"
 
 

@@ -65,8 +65,7 @@ def test_a_run_without_privacy_says_so_in_every_title_and_names_no_epsilon(facts
     assert "<title>NOT PRIVATE: flowers" in html
     assert "NOT PRIVATE: 93.1 % test accuracy" in text_of(html)
     assert files.keys() == {"model.safetensors", "report.html", "run.json"}
-    run = json.loads(files["run.json"])
-    assert run["private"] is False
+    assert json.loads(files["run.json"])["private"] is False
     for text in (html, files["run.json"].decode()):
         assert not re.search("ε|epsilon|delta|noise multiplier", text.split("</style>")[-1], re.IGNORECASE)
     assert b"NOT PRIVATE" in files["model.safetensors"]

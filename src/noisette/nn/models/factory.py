@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -68,9 +69,11 @@ def pretrained(model: nn.Module, path: Path, *, frozen: Sequence[str] = ("featur
 
     The file has tensors under their names in the model's state dict. Layers that it does not hold, such as
     ``head.scores`` of ``resnet-18`` for other classes, keep their initial weights and are trained; ``frozen`` names
-    parts that are not. The result is a :class:`FixedFeatures` if the model is frozen ``features`` and a ``head``.
+    parts that are not. The result is a :class:`FixedFeatures` if the model consists of frozen ``features`` and a
+    ``head``.
 
-    Guarantee: none for records that the file was learned from: they must be public, or their ledger contain the file.
+    Guarantee: none for the records that the file was learned from: they must be public, or their ledger must contain
+    the release of the file.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -91,8 +94,7 @@ def pretrained(model: nn.Module, path: Path, *, frozen: Sequence[str] = ("featur
 def _weights(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file; loading one never runs code."""
     try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+        return load_file(path)
     except FileNotFoundError as error:
         raise FileNotFoundError(f"there is no file {path} of public weights; make it first, or leave it out") from error
     except (SafetensorError, OSError) as error:
@@ -132,8 +134,11 @@ def _misfits(known: Mapping[str, Tensor], weights: Mapping[str, Tensor], frozen:
 def build(name: str, shape: Shape, classes: int, words: int = 0) -> nn.Module:
     """A fresh model: one of :func:`names`, ``package.module:callable``, or a folder of Hugging Face.
 
-    A callable of your own gets (shape of an example, classes), and for texts of numbered words the number of ``words``.
-    A ``ValueError`` says that there is no such model, or it does not return one score per class for such an example.
+    A callable of your own gets (shape of an example, classes), and for texts of numbered words how many ``words`` there
+    are.
+
+    Raises:
+        ValueError: there is no such model, or it does not return one score per class for an example of this shape.
     """
     model = _made(name, shape, classes, words)
     if not isinstance(model, nn.Module):

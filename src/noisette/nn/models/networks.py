@@ -80,7 +80,8 @@ class FixedFeatures(nn.Module):
 
     The fixed part is always in evaluation mode: dropout is off and running statistics do not change.
 
-    Guarantee: ``features`` trains nothing and treats each example alone: computed in advance, it reveals no more.
+    Guarantee: ``features`` has no trainable parameters and treats each example alone, so computing it in advance does
+    not change what training reveals.
     """
 
     def __init__(self, features: nn.Module, head: nn.Module) -> None:

@@ -184,7 +184,10 @@ class Point:
 
 @dataclass(frozen=True)
 class SearchFacts:
-    """A search in public numbers: none depends on a run that was not chosen, nor on the number that was drawn."""
+    """A search in public numbers: declared, or about the run that was chosen.
+
+    Guarantee: no field depends on a run that was not chosen, nor on the number of runs that was drawn.
+    """
 
     over: Mapping[str, str]  # the distribution of each searched setting in words
     settings: Mapping[str, float | int | bool | str | None]  # their values in the chosen run

@@ -25,17 +25,13 @@ _INCHES = (4.3, 2.8)
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "font.size": 9,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": INK,
+    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK),
     "axes.linewidth": 0.6,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
     "grid.color": FAINT,
     "grid.linewidth": 0.6,
-    "xtick.color": INK,
-    "ytick.color": INK,
     "lines.linewidth": 1.8,
     "lines.solid_capstyle": "round",
 }
