@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import traceback
 from collections.abc import Callable, Sequence
 from numbers import Integral, Real
+from pathlib import Path
 from typing import TypeVar, cast
 
 import numpy as np
@@ -31,6 +33,13 @@ def first_few(names: Sequence[str]) -> str:
     'a, b, c, d, e and 2 more'
     """
     return ", ".join(names[:_FEW]) + (f" and {len(names) - _FEW} more" if len(names) > _FEW else "")
+
+
+def raised_by(error: BaseException) -> str:
+    """What a function of the user's raised, with its file and line where the call got that far."""
+    inside = traceback.extract_tb(error.__traceback__)[1:2]
+    where = "".join(f"{Path(line.filename).name}, line {line.lineno}: " for line in inside)
+    return f"{where}{type(error).__name__}: {error}"
 
 
 # Argument checks. Pass the argument by its name, and the message will contain it: ``positive(lr=lr)``.
@@ -118,6 +127,13 @@ def all_of(*checks: Callable[[], object]) -> None:
             problems.append(str(error))
     if problems:
         raise ValueError("; ".join(problems))
+
+
+def offers(method: str, such_as: str, **arguments: object) -> None:
+    """Each argument that is given is an object with this method, or a ``TypeError`` names it and one to give."""
+    for name, value in arguments.items():
+        if value is not None and (isinstance(value, type) or not hasattr(value, method)):
+            raise TypeError(f"expected {name} as an object such as {such_as}, got {name}={value!r}")
 
 
 def exactly_one(**arguments: object) -> None:

@@ -24,6 +24,7 @@ def test_a_run_at_each_budget_beside_a_baseline_and_their_joint_cost(tmp_path):
     assert "together cost epsilon" in shown.output
     assert "NOT PRIVATE" in shown.output
     refusal(noisette("curve", *QUICK), "choose another --out")
+    refusal(noisette("curve", "--epsilom", "3"), "curve --help", "No such option: --epsilom")
 
 
 def test_without_a_baseline_a_recipe_is_followed_and_nothing_is_called_not_private(tmp_path):

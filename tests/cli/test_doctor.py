@@ -71,6 +71,9 @@ def by_key():
 
 def with_a_dictionary():
     return ByKey(), ({"x": torch.zeros(2, 6)},)
+
+def raises():
+    return {}["width"]
 """
 
 
@@ -131,6 +134,8 @@ def test_inputs_are_given_in_each_form(doctor):
         ("constant", ("--data", "digits"), "expected a function that returns a model"),
         ("lipschitz", (), "takes the shape of an example"),
         ("", (), "expected MODULE:CALLABLE"),
+        ("raises", (), "patients.py, line 69: KeyError: 'width'"),
+        ("mlp", ("--input-shape", "3,x"), "such as 3,32,32, got '3,x'"),
     ],
 )
 def test_invalid_input_is_one_message_without_a_traceback(doctor, name, options, message):

@@ -68,6 +68,10 @@ def test_bad_input_gets_one_line_that_names_it_all(wrong, named):
     assert all(words in result.stderr for words in named)
 
 
+def test_a_wrong_size_is_named_alone():
+    assert run({"--size": "0", "--epsilon": "1", "--delta": "1e-6"}).stderr == "Error: expected size >= 1, got size=0\n"
+
+
 def setting(batch_size, epochs, noise):
     return Setting(batch_size, epochs, batch_size / 60_000, round(epochs * 60_000 / batch_size), noise, 3.0)
 

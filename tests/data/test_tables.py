@@ -159,6 +159,7 @@ def test_a_column_of_texts(tmp_path: Path) -> None:
     assert (found.train.targets.tolist(), found.words) == ([1, 0], 50)
     misspelt = Declaration(classes=2, size=2, label="stars", text="reveiw")
     assert "text: there is no column 'reveiw'; did you mean 'review'" in refusal(path, misspelt)
+    assert load(written(tmp_path, "\n \na,label\n1,0\n2,1\n"), declaration=TWO).train.targets.tolist() == [0, 1]
     long = written(tmp_path, f'text,label\n"{"word " * 40_000}",0\n')
     assert load(long, declaration=TEXT).train.inputs.shape == (1, 64)
 

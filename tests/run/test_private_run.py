@@ -129,6 +129,8 @@ PROBLEMS = {
     "noise zero": ({"noise_multiplier": 0}, "noise_multiplier"),
     "delta above 1/size": ({"delta": 0.02}, "one over the declared size"),
     "rate above one": ({"sampling_rate": 1.5}, "sampling_rate"),
+    "a name for an accountant": ({"accountant": "rdp"}, r"such as noisette.PldAccountant\(\), got accountant='rdp'"),
+    "a name for an engine": ({"clip": {"max_grad_norm": 1.0, "engine": "vmap"}}, "got engine='vmap'"),
 }
 
 

@@ -224,7 +224,7 @@ def plan(
     batch_sizes = _usual_batch_sizes(size) if batch_sizes is None else batch_sizes
     checks.all_of(
         partial(calibrate.check_ranges, size=size, epsilon=epsilon, delta=delta),
-        partial(options.whole_numbers, "batch-sizes", batch_sizes, "256,1024", most=size),
+        partial(options.whole_numbers, "batch-sizes", batch_sizes, "256,1024", most=max(size, 1)),
         partial(_positive, "epochs", epochs),
     )
     if delta >= 1 / size:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
+import re
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,7 +15,7 @@ import typer
 from noisette.cli.options import DataDir, flag, option, plain_errors, whole_numbers
 from noisette.data import load, names
 from noisette.data.columns import Columns
-from noisette.errors import PrivacyError
+from noisette.errors import PrivacyError, raised_by
 from noisette.training.recipe import read_schema
 
 _COLUMNS = "What is declared about the columns of a table, which gives the shape."
@@ -53,7 +54,7 @@ def doctor(
         shape, known = (Columns.read(columns).width,), read_schema(columns).get("classes", 1)  # a number is one output
         classes = known if isinstance(known, int) else len(known)
     elif input_shape is not None:
-        shape = whole_numbers("input-shape", input_shape.replace("x", ","), "3,32,32")
+        shape = whole_numbers("input-shape", re.sub(r"(?<=\d)x(?=\d)", ",", input_shape), "3,32,32")
 
     made = _made_by(target, shape, classes)  # before torch is imported, which takes seconds
 
@@ -99,13 +100,14 @@ def _made_by(target: str, shape: tuple[int, ...] | None, classes: int) -> Any:
         raise ValueError(f"{target} is of type {type(factory).__name__}; expected a function that returns a model")
     given = inspect.signature(factory).parameters.values()
     needed = [p for p in given if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
-    if not needed:
-        return factory()
-    if len(needed) != 2:
+    if len(needed) not in (0, 2):
         raise ValueError(f"{target} has {len(needed)} required arguments; expected none, or (shape, number of classes)")
-    if shape is None:
+    if needed and shape is None:
         raise ValueError(f"{target} takes the shape of an example: give it with --input-shape")
-    return factory(shape, classes)
+    try:
+        return factory(shape, classes) if needed else factory()
+    except Exception as error:
+        raise ValueError(f"{target} is called, but: {raised_by(error)}") from error
 
 
 def _parts_of(name: str, made: Any, shape: tuple[int, ...] | None, examples: int) -> tuple[Any, Any, tuple[Any, ...]]:

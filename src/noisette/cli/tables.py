@@ -150,7 +150,7 @@ def _as_csv(saved: SavedModel, rows: Path, keep: Sequence[str]) -> str:
     """The predictions as the text of a CSV, behind these columns of the rows, or the names of images."""
     images, inputs = saved.read_images(rows) if rows.is_dir() else (None, saved.read(rows))
     found = {"image": images} if images is not None else tables.read(rows, saved.recipe.data.encoding) if keep else {}
-    keep = ["image"] if images is not None else keep
+    keep = ["image"] if images is not None else list(dict.fromkeys(keep))
     refuse(rows.name, [f"--keep: there is no column {name!r}" for name in keep if name not in found])
     lines = _lines(saved, *saved.predict(inputs))
     if keep:

@@ -480,7 +480,7 @@ def curve(
         raise ValueError("noisette curve trains one run after the other in one process; start it without torchrun")
     trains = typer.Typer(add_completion=False)
     trains.command()(train)
-    given = typer.main.get_command(trains).make_context(str(context.info_name), list(context.args))
+    given = typer.main.get_command(trains).make_context(context.command_path, list(context.args))
     of_train = cast(typer.Context, given)
     if any(of_train.params[name] for name in ("resume", "without_privacy", "sign")):
         others = "--resume, --without-privacy and --sign"

@@ -58,7 +58,9 @@ def _lines(path: Path, encoding: str, *, names_alone: bool = False) -> list[list
     if suffix.endswith(_FRAMES):
         found = _frame(path, names_alone=names_alone)
     elif names_alone:  # bytes below the first line are not looked at, whether they are text or not
-        found = parsed(path, lambda stream: parse([stream.readline()]), encoding, errors="replace")[:1]
+        found = parsed(path, lambda stream: parse([next(filter(str.strip, stream), "")]), encoding, errors="replace")[
+            :1
+        ]
     else:
         found = parsed(path, parse, encoding)
     if not found or not found[0]:
@@ -98,7 +100,7 @@ def fields(lines: Iterable[str]) -> list[list[str]]:
     field would take in the records below it. Within it, a quote is doubled. Elsewhere a quote is like any character.
     """
     rest = iter(lines)
-    first = next(rest, "")
+    first = next(filter(str.strip, rest), "")
     outside = "".join(first.split('"')[::2])  # of quotes
     delimiter = max(",;\t", key=outside.count)
     found: list[list[str]] = []

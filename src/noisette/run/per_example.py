@@ -90,6 +90,8 @@ class PerExampleClip:
         if errors not in ("raise", "skip"):
             raise ValueError(f"errors={errors!r} is unknown; choose 'raise' or 'skip'")
         checks.exactly_one(max_grad_norm=max_grad_norm, clipping=clipping)
+        checks.offers("clipped_sum", "noisette.engines.BookKeeping()", engine=engine)
+        checks.offers("groups", "noisette.AutomaticClipping()", clipping=clipping)
         if clipping is None:
             assert max_grad_norm is not None
             clipping = FlatClipping(max_grad_norm)

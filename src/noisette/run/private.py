@@ -28,7 +28,7 @@ from noisette.core.loss import is_sharded
 from noisette.core.noise import GaussianNoise, SecretKey, Source
 from noisette.core.release import GaussianRelease, GradientBound, NoisySums, OwnNoise, parts_of
 from noisette.core.steps import DpSgd, Parts, RandomStates, differing_parameters, seed_torch, unfinished_runs
-from noisette.errors import PrivacyError, plain
+from noisette.errors import PrivacyError, offers, plain
 from noisette.ranks import AnyRanks, ranks_of
 from noisette.run.loading import Collate, JointBatch, MeasuredSize, fetch_of, memory_of, records_of, without_frames
 from noisette.run.per_example import PerExampleClip
@@ -600,6 +600,7 @@ def privatize(
         ranks = ranks_of(ranks, owned)
         with ranks.unanimous("the declarations of the run"):
             check_numbers(**numbers)
+            offers("compose", "noisette.PldAccountant()", accountant=accountant)
             sampling_rate, steps = schedule(expected_batch_size, sampling_rate, steps, public_size, epochs)
             parts = parts_of(bound.pop_sums())
             possible = releases(sampling, users, sampling_rate, expected_batch_size, public_size, parts)

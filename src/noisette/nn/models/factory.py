@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from importlib import import_module
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from noisette.data.words import from_folder, tokenizer_of
+from noisette.errors import raised_by
 from noisette.nn.batch_norm import in_evaluation
 from noisette.nn.models import REGISTRY
 from noisette.nn.models.backbones import folder_of
@@ -189,10 +189,7 @@ def _made(name: str, shape: Shape, classes: int, words: int) -> nn.Module:
             return factory(shape, classes, words) if words else factory(shape, classes)
         except Exception as error:
             called = "(shape of an example, classes, words)" if words else "(shape of an example, classes)"
-            inside = traceback.extract_tb(error.__traceback__)[1:2]  # the user's line, if it got that far
-            where = "".join(f"{Path(line.filename).name}, line {line.lineno}: " for line in inside)
-            said = f"{where}{type(error).__name__}: {error}"
-            raise ValueError(f"the model {name!r} is called with {called}, but: {said}") from error
+            raise ValueError(f"the model {name!r} is called with {called}, but: {raised_by(error)}") from error
     model = REGISTRY[name]
     if model.of_words != bool(words):
         able = ", ".join(known for known, other in REGISTRY.items() if other.of_words)
