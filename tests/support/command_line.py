@@ -17,7 +17,7 @@ from noisette.run.private import PrivateRun
 from noisette.training.report.facts import Point
 from noisette.training.run_folder import sealed
 
-FILES = {"ledger.jsonl", "model.safetensors", "privacy.txt", "report.html", "run.json"}
+FILES = {"card.md", "ledger.jsonl", "model.safetensors", "privacy.txt", "report.html", "run.json"}
 
 
 def noisette(*words: object) -> Result:

@@ -42,7 +42,7 @@ NAME = re.compile(r"(.+)\.unfinished-\d+")
 _SAVED = "checkpoint.safetensors"  # written by noisette.run.checkpoint, whose import brings torch
 _SETTINGS = "settings.json"
 _RESUME = "noisette train --resume"
-_FILES = {LEDGER_FILE, RUN_FILE, *_SEALED, CHECKPOINT}
+_FILES = {LEDGER_FILE, RUN_FILE, "card.md", *_SEALED, CHECKPOINT}
 
 
 def can_continue(folder: Path) -> bool:

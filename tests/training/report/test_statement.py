@@ -11,7 +11,7 @@ from noisette.accounting import BallsInBinsGaussian, BandedGaussian, Event, Pois
 from noisette.accounting import TruncatedPoissonGaussian as Truncated
 from noisette.accounting.events import facts_of
 from noisette.training.report.facts import Facts, LayerBounds, ReleasedPart, SearchFacts
-from noisette.training.report.statement import as_text, statement
+from noisette.training.report.statement import as_card, as_text, statement
 
 LAYERS = LayerBounds({"2.weight": 0.10001, "4.weight": 0.2}, {"2.weight": 0.5, "4.weight": 1.25})
 SEARCH = SearchFacts({"lr": "log(0.1,10)"}, {"lr": 1.25}, 10.0, "1", 7, 22, 0.05, 3, 2.5, 0.93, 0.1, 0.01)
@@ -215,6 +215,14 @@ def test_what_the_statement_says(kind, facts):
     text = words(make(facts))
     assert [sentence for sentence in parts(said) if sentence not in text] == []
     assert [sentence for sentence in parts(*unsaid) if sentence in text] == []
+
+
+def test_the_card_is_one_of_hugging_face(facts):
+    _, header, body = as_card(with_recipe(facts, data={"name": "a<b.csv"})).split("---\n", 2)
+    assert header == "library_name: noisette\ntags:\n- differential-privacy\n"
+    assert body.startswith(f"\n# {facts.model_name} trained on ")
+    assert all(f"\n## {heading}\n" in body for heading in ("Test figures", *statement(facts)))
+    assert "<" not in body
 
 
 def test_the_text_fits_a_terminal(facts):

@@ -59,10 +59,12 @@ def documents(facts: Facts, model: nn.Module) -> dict[str, bytes]:
         "model.safetensors": save(weights, None if facts.private else {"guarantee": "NOT PRIVATE"}),
         "report.html": page(facts).encode(errors=_UNENCODABLE),
     }
+    card: dict[str, bytes] = {}  # to be completed by people, so it is not sealed
     if facts.private:
         title = f"Privacy statement of {facts.model_name} trained on {facts.data}"
         files["privacy.txt"] = words.as_text(words.statement(facts), title=title).encode(errors=_UNENCODABLE)
-    return files | {"run.json": sealed(json.loads(facts.as_json()), files).encode()}
+        card["card.md"] = words.as_card(facts).encode(errors=_UNENCODABLE)
+    return files | card | {"run.json": sealed(json.loads(facts.as_json()), files).encode()}
 
 
 def page(facts: Facts) -> str:

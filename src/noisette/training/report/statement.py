@@ -106,6 +106,17 @@ def as_text(sections: Mapping[str, Sequence[str]], *, title: str) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
+def as_card(facts: Facts) -> str:
+    """The model card in the format of Hugging Face, for ``card.md``: test figures and the statement in Markdown."""
+    figures = [f"- {name}: {value}" for name, value in facts.test.rows(facts.class_names)] if facts.test else []
+    sections = {"Test figures": [set_of_tests(facts), "\n".join(figures)]} if figures else {}
+    blocks = ["---\nlibrary_name: noisette\ntags:\n- differential-privacy\n---"]
+    blocks.append(f"# {facts.model_name} trained on {facts.data}")
+    for heading, paragraphs in (sections | statement(facts)).items():
+        blocks += [f"## {heading}", *paragraphs]
+    return escape("\n\n".join(blocks), quote=False) + "\n"
+
+
 def set_of_tests(facts: Facts) -> str:
     """Of which examples the figures are."""
     data, clipped = facts.recipe.data, ""
