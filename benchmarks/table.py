@@ -102,7 +102,7 @@ def table_of_growth(report: dict[str, Any]) -> str:
     """Seconds to start a run and milliseconds of its steps, a row for each thing that grows."""
     rows = ["| of | sizes | start, s | step, ms | plain step, ms |", "|---|---|---|---|---|"]
     for name, cells in report["cells"].items():
-        sizes = ", ".join(f"{cell['size']:.0e}".replace("e+0", "e") for cell in cells)
+        sizes = ", ".join(f"{cell['size']:.1e}".replace(".0e", "e").replace("e+0", "e") for cell in cells)
         figures = [", ".join(f"{cell[key]:.3g}" for cell in cells) for key in ("start_s", "step_ms", "plain_ms")]
         rows.append(f"| {' | '.join([name, sizes, *figures])} |")
     return "\n".join(rows)
