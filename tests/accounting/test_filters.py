@@ -229,3 +229,28 @@ def test_nothing_follows_a_run_that_was_stopped_before_it_spent_the_whole_budget
     of_first = RunParameters(first, 100.0, 1000, delta=DELTA, epsilon=EPSILON, run=run.id)
     PrivacyBudget(of_first, PldAccountant(), ledger).check_budget(990)
     assert not math.isinf(budget.epsilon(delta=DELTA))
+
+
+def simulated_delta(accountant: Accountant | None, epsilon: float, delta: float, trials: int) -> tuple[float, float]:
+    """Mean and standard error, over two releases that are drawn, of what they add to delta: 1 - exp(epsilon - loss).
+
+    The second run is the one of seven whose delta is largest at what the first one's loss has left of epsilon.
+    """
+    random = np.random.default_rng(20260501)
+    first, noises = runs_to_choose(0.5, accountant, epsilon, delta)
+    loss = (random.standard_normal(trials) + 0.5 / first) / first
+    by_run = np.stack([profile(rate, noise, epsilon - loss) for rate, noise in zip(RATES, noises, strict=True)])
+    chosen = by_run.argmax(0)
+    rate, m = np.array(RATES)[chosen], 1 / np.array(noises)[chosen]
+    output = random.standard_normal(trials) + m * (random.random(trials) < rate)
+    with np.errstate(divide="ignore"):  # at rate 1
+        total = loss + np.logaddexp(np.log1p(-rate), np.log(rate) + m * output - m * m / 2)
+    added = np.maximum(0, -np.expm1(epsilon - total))
+    return float(added.mean()), float(added.std() / math.sqrt(trials))
+
+
+def test_a_simulation_of_two_runs_agrees() -> None:
+    by_filter, error = simulated_delta(None, 1.0, 0.01, 400_000)
+    assert by_filter + 4 * error < 0.01
+    by_composition, error = simulated_delta(PldAccountant(), 1.0, 0.01, 400_000)
+    assert by_composition - 4 * error > 0.0115, "the defect that the filter is for"

@@ -32,3 +32,18 @@ def test_the_writer_of_tensorboard_gets_what_is_released(tmp_path, monkeypatch):
         *("total_flos", "step"),
     }
     assert "train/epsilon" in logged
+
+
+@pytest.mark.filterwarnings("ignore")  # of lightning
+def test_loggers_of_lightning_get_what_is_released(tmp_path):
+    modules = pytest.importorskip("lightning_modules")
+    loggers = pytest.importorskip("lightning.pytorch.loggers")
+    logged: list[str] = []
+
+    class Fake(loggers.CSVLogger):  # as those of TensorBoard, W&B and MLflow do, it gets metrics by name
+        def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+            logged.extend(metrics)
+
+    fit = modules.trainer(tmp_path, logger=Fake(tmp_path), max_epochs=2)
+    fit.fit(modules.private(), modules.loader(), modules.held_out())
+    assert set(logged) == {"epsilon", "epoch", "val_loss"}

@@ -143,3 +143,13 @@ def test_complex_parameters_are_refused_by_name() -> None:
     model.phase = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
     with pytest.raises(ValueError, match="complex parameters cannot be trained: phase"):
         PerExampleClip(model, 1.0)
+
+
+def test_noise_on_bfloat16_is_drawn_in_single_precision_and_rounded_once() -> None:
+    p, q = (nn.Parameter(torch.zeros(1000, dtype=dtype)) for dtype in (torch.bfloat16, torch.float32))
+    for parameter in (p, q):
+        release = GaussianRelease(SecretKey(bytes(32)), 1.0, 4.0)
+        release([BoundedSum((parameter,), (torch.full((1000,), 3.0),), 1.0)], {id(parameter): "p"}, step=1)
+    assert p.grad is not None
+    assert q.grad is not None
+    assert torch.equal(p.grad, q.grad.bfloat16())

@@ -133,3 +133,22 @@ def test_added_to_the_gradient_of_a_transposed_convolution() -> None:
     direct = KernelGradients(double(B, 6, 9), double(B, 4, 8), Geometry((2,), (1,), (0,), (1,), 2), channels.weight)
     shared = two_slopes(channels, 6)
     check_form(Total((direct, *shared)), direct.explicit() + sum(part.explicit() for part in shared))
+
+
+def test_statistics_have_the_value_and_the_gradient_of_those_of_the_public_outputs() -> None:
+    weight, bias, public = double(C, 5).requires_grad_(), double(C).requires_grad_(), double(7, 5)
+    at_mean, at_variance = statistics_of(weight.detach(), bias.detach(), public)
+    outputs = public @ weight.t() + bias
+    pairs = [
+        (public_mean(weight, bias, at_mean), outputs.mean(0)),
+        (public_variance(weight, at_variance), outputs.var(0, correction=0)),
+    ]
+    for found, truth in pairs:
+        torch.testing.assert_close(found, truth, **TOLERANCE)
+        arriving = double(C)
+        for of in (weight, bias):
+            one, other = (
+                torch.autograd.grad(t, of, arriving, retain_graph=True, allow_unused=True, materialize_grads=True)[0]
+                for t in (found, truth)
+            )
+            torch.testing.assert_close(one, other, **TOLERANCE)

@@ -162,3 +162,18 @@ def test_weights_changed_before_the_backward_pass_are_noticed(kind: str) -> None
     clip = PerExampleClip(rnn, 1.0, capture="eager")
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         clip.accumulate(loss, torch.randn(2, T, FEATURES))
+
+
+@pytest.mark.parametrize(
+    ("bias", "batch_first"), [(True, True), (False, False)], ids=["batch first", "no bias, time first"]
+)
+@every_kind
+def test_every_number_of_layers_and_directions(kind: str, bias: bool, batch_first: bool) -> None:
+    def forward(m: Forward, x: Tensor) -> Tensor:
+        output, state = m.rnn(x if batch_first else x.transpose(0, 1))
+        return everything((output if batch_first else output.transpose(0, 1), state))
+
+    for num_layers, bidirectional in ((1, False), (1, True), (3, False)):
+        options = {"num_layers": num_layers, "bidirectional": bidirectional, "bias": bias, "batch_first": batch_first}
+        case = Case(kind, of(forward, rnn=layer(kind, **options)), floats(T, FEATURES))
+        check(case, BookKeeping(), b=T, dtype=torch.float64)  # as many examples as steps, so that shapes are ambiguous
