@@ -2,14 +2,13 @@
 
     python -m experiments.calibration [--ways WAY ...] [--candidates NAME ...] [--tables NAME ...] [--summary]
 
-Every result is appended to benchmarks/results/calibration.json; what stands there is not computed again. "train" is
+Every result is appended to benchmarks/results/calibration.jsonl; what stands there is not computed again. "train" is
 what `noisette train` makes of a table, "classifier" is PrivateClassifier.
 """
 
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
 import sys
 from dataclasses import replace
@@ -32,7 +31,8 @@ from noisette.nn.models import networks
 from noisette.training import defaults, loop
 from noisette.training.recipe import default_recipe
 
-RESULTS = tables.RESULTS.with_name("calibration.json")
+RESULTS = tables.RESULTS.with_name("calibration.jsonl")
+KEYS = ["way", "candidate", "table", "epsilon", "seed"]
 # Bounds of tables that were published in other units than [0, 1]; at most this many rows of a table are for training.
 BOUNDS = {"mammography": (-1.0, 8.0), "shuttle": (-6.0, 6.0), "yeast": (-4.0, 6.0), "skin": (-2.5, 2.5)}
 ROWS: dict[str, int] = dict.fromkeys(("mammography", "shuttle", "donors", "celeba", "skin", "aloi"), 6000)
@@ -112,26 +112,18 @@ def figures(probability: np.ndarray, actual: np.ndarray) -> dict[str, float]:
     return {key: round(float(value), 4) for key, value in found.items()}
 
 
-def kept(found: dict[str, Any] | None = None) -> list[dict[str, Any]]:
-    """All results, after this one is appended; two processes may do so at once."""
-    with RESULTS.open("a+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        file.seek(0)
-        results = json.loads(file.read() or "[]") + ([found] if found else [])
-        if found:
-            file.truncate(0)
-            file.write("[\n " + ",\n ".join(map(json.dumps, results)) + "\n]\n")
-    return results
+def kept() -> Any:
+    """All results, a row for each."""
+    return pd.read_json(RESULTS, lines=True) if RESULTS.is_file() else pd.DataFrame({"way": []})
 
 
 def summary() -> str:
     """Over the tables for each way, epsilon and candidate: the mean prediction, and means, also of norm 2."""
     runs = ["way", "epsilon", "candidate"]
-    frame: Any = pd.DataFrame(kept())
-    of = frame.groupby([*runs, "table"]).mean(numeric_only=True).reset_index()
+    of = kept().groupby([*runs, "table"]).mean(numeric_only=True).reset_index()
     both = of.merge(of[of.candidate == "norm 2"], on=["way", "epsilon", "table"], suffixes=("", "_norm_2"))
     columns = {"tables": ("table", "count"), **{how: ("mean", how) for how in ("min", "median", "max")}}
-    columns |= {f"{n}{of}": (f"{n}{of}", "mean") for n in ("log_loss", "accuracy", "auc") for of in ("", "_norm_2")}
+    columns |= {f"{n}{end}": (f"{n}{end}", "mean") for n in ("log_loss", "accuracy", "auc") for end in ("", "_norm_2")}
     return both.groupby(runs).agg(**columns).round(4).to_string()
 
 
@@ -145,13 +137,16 @@ def main() -> None:
     parser.add_argument("--summary", action="store_true", help="only print the summary")
     given = parser.parse_args()
     runs: Any = product(range(given.seeds), given.epsilons, given.ways, given.candidates, given.tables)
+    done = {tuple(row) for row in kept().reindex(columns=KEYS).itertuples(index=False)}
     for seed, epsilon, way, candidate, name in () if given.summary else runs:
-        key: dict[str, Any] = {"way": way, "candidate": candidate, "table": name, "epsilon": epsilon, "seed": seed}
-        if any(result.items() >= key.items() for result in kept()):
+        key = dict(zip(KEYS, (way, candidate, name, epsilon, seed), strict=True))
+        if tuple(key[name] for name in KEYS) in done:
             continue
         table = table_of(name)
         found = figures(WAYS[way](table, epsilon, seed, **CANDIDATES[candidate]), table.yt)
-        kept(key | {"rows": len(table.x), "rate": round(float(table.yt.mean()), 4)} | found)
+        line = key | {"rows": len(table.x), "rate": round(float(table.yt.mean()), 4)} | found
+        with RESULTS.open("a") as file:
+            file.write(json.dumps(line) + "\n")
         print(key, found, file=sys.stderr, flush=True)
     print(summary())
 

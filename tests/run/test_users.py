@@ -144,6 +144,7 @@ def test_a_user_enters_with_one_record_whatever_it_has():
 def test_batches_that_were_not_drawn_are_refused():
     by_user = UserRecords(np.array([0, 0, 0, 1, 1, 1]), 2, key(3))
     records = by_user.of(records_of(X), 2)
+    assert records.check_batch is not None
     records.check_batch(np.flatnonzero(by_user.kept))
     records.check_batch(np.arange(0))
     for at in (np.arange(6), np.flatnonzero(~by_user.kept)[:1], np.repeat(np.flatnonzero(by_user.kept), 2)):

@@ -14,8 +14,9 @@ from noisette.cli.account import account, plan
 from noisette.cli.audit import audit
 from noisette.cli.doctor import doctor
 from noisette.cli.ledger import ledger
+from noisette.cli.search import search
 from noisette.cli.tables import predict, schema
-from noisette.cli.train import curve, search, train
+from noisette.cli.train import curve, train
 
 app = typer.Typer(
     name="noisette",

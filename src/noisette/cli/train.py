@@ -1,4 +1,4 @@
-"""``noisette train``: its options, the recipe that they make, the run, and its summary; ``curve`` and ``search``."""
+"""``noisette train``: its options, the recipe that they make, the run, and its summary; ``curve``, which repeats it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import logging
 import math
 import os
 import secrets
-import shutil
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import chdir, contextmanager, nullcontext
@@ -22,10 +21,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from noisette import data as data_sets
-from noisette import errors as checks
-from noisette.accounting import Ledger, atomic_files
+from noisette.accounting import atomic_files
 from noisette.accounting.budget import check_delta
-from noisette.accounting.calibrate import check_ranges, schedule
+from noisette.accounting.calibrate import schedule
 from noisette.accounting.registry import described
 from noisette.cli import options
 from noisette.cli.options import INTERRUPTED, TERMINATED, DataDir, FactsAsJson, flag, option, plain_errors
@@ -43,8 +41,6 @@ if TYPE_CHECKING:
     from noisette.ranks import AnyRanks
     from noisette.run.private import PrivateRun
     from noisette.training.report.facts import Facts, Point
-    from noisette.training.search import Score, Search
-    from noisette.training.search_space import SearchSpace
 
 _Number: TypeAlias = float | None
 _Whole: TypeAlias = int | None
@@ -514,127 +510,3 @@ def curve(
         typer.echo(files["curve.json"].decode().rstrip() if as_json else shown)
 
     report(work, as_json)
-
-
-_RECIPES = "that of the recipe"
-_SCORES = ("public-set", "held-out")
-_OVER = (
-    "Settings to draw for each run, from log(A,B), uniform(A,B), int(A,B) or choice(A,B,..). A name is that of a field "
-    "of the recipe, such as training.lr, or lr. May be given several times."
-)
-_SCORED = (
-    "On what runs are compared. public-set: on the test examples of the recipe, which you state are public. held-out: "
-    "on records that are not trained on, with noise."
-)
-_RUNS = "Number of runs on average, at least 1. The number itself is random and secret."
-_SHAPE = "Shape of the distribution of that number: 0 logarithmic, 1 geometric, inf Poisson."
-_NOISE = "held-out: standard deviation of the noise on the number of right answers."
-_SHARED = option("F", "held-out: the share of the records.", f"{_RECIPES}, or 0.1", "--holdout", "--hold-out")
-_SEARCHED = typer.Argument(
-    metavar="RECIPE.toml", help="Settings of all runs, as for noisette train.", exists=True, dir_okay=False
-)
-
-
-@plain_errors()
-def search(
-    recipe: Annotated[Path, _SEARCHED],
-    *,
-    over: Annotated[list[str], typer.Option(metavar="'NAME=log(A,B) ..'", help=_OVER)],
-    score_on: Annotated[str, typer.Option(metavar=f"[{'|'.join(_SCORES)}]", help=_SCORED)],
-    epsilon: Annotated[_Number, option("F", "Privacy budget of the whole search, above 0.", _RECIPES)] = None,
-    delta: Annotated[_Number, option("F", "Probability with which epsilon may fail.", _RECIPES)] = None,
-    runs: Annotated[float, option("MEAN", _RUNS)] = 10.0,
-    shape: Annotated[_Number, option("F", _SHAPE, "what needs the least noise")] = None,
-    holdout: Annotated[_Number, _SHARED] = None,
-    score_noise: Annotated[_Number, option("F", _NOISE, "what costs a tenth of epsilon by itself")] = None,
-    out: Annotated[Path | None, option("DIR", options.OUT, "runs/NAME-search of the data")] = None,
-    data_dir: DataDir = None,
-    as_json: FactsAsJson = False,
-) -> None:
-    """Search for good settings of a recipe, at a price that holds for the whole search.
-
-    `noisette search digits.toml --over "lr=log(0.1,10) max_grad_norm=uniform(0.05,1)" --score-on public-set`
-
-    Each run has settings drawn at random. Only the best run leaves, in a run folder like that of `noisette train`. A
-    search that is stopped, or cut off, is spent, and leaves its ledger alone. `noisette plan` compares batches, epochs
-    and noise without any run.
-    """
-    from noisette.training.search_space import SearchSpace, check_recipe
-
-    settings = Recipe.read(recipe)
-    found: list[SearchSpace] = []
-    checks.all_of(
-        lambda: check_ranges(epsilon=epsilon, delta=delta),
-        lambda: _check_number(runs, shape),
-        lambda: _check_score(score_on, holdout, score_noise),
-        lambda: holdout is None or checks.open_fraction(holdout=holdout),
-        lambda: score_noise is None or checks.positive(score_noise=score_noise),
-        lambda: found.append(SearchSpace.read(over, settings)),
-        lambda: check_recipe(settings, public=score_on == "public-set"),
-    )
-    recipes.check_names(settings)
-    privacy = settings.privacy
-    budget = replace(privacy, epsilon=epsilon or privacy.epsilon, delta=delta or privacy.delta)
-    settings = replace(settings, privacy=budget)
-    place = out or Path("runs", Path(settings.data.name).resolve().name.partition(".")[0] + "-search")
-    folder, data, public = RunFolder(place), load_data(settings, data_dir), load_public(settings, data_dir)
-    mention_weak(budget.epsilon, data.declared_size)
-
-    def work() -> tuple[Facts, Path]:
-        from noisette.training.search import HeldOutScore, PublicScore, Search
-
-        console, share = Console(stderr=True), holdout or settings.data.holdout or 0.1
-        score: Score = PublicScore()
-        if score_on == "held-out":
-            of_budget = HeldOutScore.for_budget(share, epsilon=budget.epsilon, delta=budget.delta)
-            score = of_budget if score_noise is None else HeldOutScore(share, score_noise)
-        with console.status("rehearsing the runs on random numbers") if console.is_terminal else nullcontext():
-            planned = Search(settings, found[0], score, data, public=public, mean=runs, shape=shape)
-        mention(unfinished_runs(place), "This command begins a search, whose ledger does not count it.")
-        with folder:
-            facts = _make(planned, folder)
-        mention_replaced(folder)
-        return facts, place
-
-    report(work, as_json)
-
-
-def _check_number(runs: float, shape: float | None) -> None:
-    if not 1 <= runs <= 100_000:
-        raise ValueError(f"expected --runs from 1 to 100,000 on average, got {runs:g}")
-    if shape is not None and not shape >= 0:
-        raise ValueError(f"expected --shape of at least 0, or inf, got {shape:g}")
-
-
-def _check_score(score_on: str, holdout: float | None, score_noise: float | None) -> None:
-    if score_on not in _SCORES:
-        raise ValueError(f"expected --score-on to be one of {', '.join(_SCORES)}, got {score_on!r}")
-    given = {"--holdout": holdout, "--score-noise": score_noise}
-    if score_on == "public-set" and (idle := [name for name, value in given.items() if value is not None]):
-        raise ValueError(f"{' and '.join(idle)} can go with --score-on held-out alone; leave out, or change it")
-
-
-def _make(search: Search, folder: RunFolder) -> Facts:
-    """Make a search whose ledger lies in this folder, and complete the folder with its best run."""
-    from noisette.training.report.page import documents
-    from noisette.training.search import facts_of_search
-
-    needed = 2 * search.model_bytes + 2**24  # bytes of the report, the statement and the ledger
-    if (free := shutil.disk_usage(folder.place).free) < needed:  # a search whose results do not fit is lost
-        raise ValueError(
-            f"{folder.place.parent} has {free / 2**20:,.0f} MiB left, and the results need {needed / 2**20:,.0f}; free "
-            "some, or choose another --out. Nothing was spent"
-        )
-    typer.echo("\n".join(search.announcement), err=True)
-    # The run that is made now, of an unknown number, is shown on a terminal and nowhere else.
-    on_terminal = Console(stderr=True).is_terminal
-    with Ledger(folder.ledger, dataset=search.data_name) as ledger, Watch("search", shown=on_terminal) as watch:
-        found = search.run(ledger, lambda number, run: watch.show(run.steps_spent, run.steps, f"run {number}"))
-        if found is None:
-            nothing = "The search found nothing: no run was drawn, or all have failed"
-            typer.echo(f"{nothing}. It is spent, and recorded in {folder.ledger}", err=True)
-            raise typer.Exit(1)
-        facts = facts_of_search(search, found, ledger)
-    folder.ledger.touch()  # its older time would tell how long the search took
-    folder.complete(documents(facts, found.outcome.model))
-    return facts
