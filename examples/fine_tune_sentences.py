@@ -2,11 +2,13 @@
 
     pip install "noisette[transformers,backbones]"
     python examples/fine_tune_sentences.py train.tsv dev.tsv --records 67349 --epsilon 3
-    python examples/fine_tune_sentences.py train.tsv dev.tsv --records 67349 --epsilon 3 --lora 16   # needs peft
+    python examples/fine_tune_sentences.py train.tsv dev.tsv --records 67349 --epsilon 3 --lora 16 --lr 3e-3 \
+        --described "a terrible, dull film;the worst" "a moving, funny film;the best"   # LoRA needs peft
 
 Each file has a header and the columns ``label``, 0 or 1, and ``sentence``, separated by tabs; it may be compressed
-(.gz). The model is MiniLM with 22.7 million weights, whose token vectors are averaged, and a linear layer. The test
-accuracy is that of the second file, which is taken to be public.
+(.gz). The model is MiniLM with 22.7 million weights, whose token vectors are averaged, and a linear layer. Described
+in words, which are public, the classes are told apart before the first step. The test accuracy is that of the second
+file, which is taken to be public.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ from torch.nn import functional as F
 from noisette.integrations.transformers import PrivateTrainer, PrivateTrainingArguments
 from noisette.nn.models.backbones import folder_of
 
+_SHARPNESS = 10  # of first scores
+
 
 class SentenceClassifier(nn.Module):
     """Scores of two classes from the mean of the token vectors of a sentence."""
@@ -35,12 +39,25 @@ class SentenceClassifier(nn.Module):
         self.encoder = encoder
         self.head = nn.Linear(width, 2)
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
-        """The scores (n, 2), and with labels (n,) their loss."""
+    def means(self, input_ids: Tensor, attention_mask: Tensor, **others: Any) -> Tensor:
+        """The mean vectors of the tokens of sentences, (n, width)."""
         tokens = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         present = attention_mask.unsqueeze(-1).to(tokens.dtype)
-        scores = self.head((tokens * present).sum(1) / present.sum(1))
+        return (tokens * present).sum(1) / present.sum(1)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        """The scores (n, 2), and with labels (n,) their loss."""
+        scores = self.head(self.means(input_ids, attention_mask))
         return {"logits": scores} if labels is None else {"loss": F.cross_entropy(scores, labels), "logits": scores}
+
+    @torch.no_grad()
+    def begin_with(self, tokenizer: Any, described: list[str]) -> None:
+        """Let scores be, before training, how much more a sentence is like the texts of one class than of the other."""
+        texts = [tokenizer(each.split(";"), padding=True, return_tensors="pt") for each in described]
+        vectors = torch.stack([F.normalize(self.means(**each), dim=1).mean(0) for each in texts])
+        middle = vectors.mean(0)
+        self.head.weight.copy_(_SHARPNESS * (vectors - middle) / (vectors[1] - vectors[0]).norm())
+        self.head.bias.copy_(-self.head.weight @ middle)
 
 
 def records_of(path: Path, tokenizer: Any, most: int | None) -> list[dict[str, Any]]:
@@ -69,6 +86,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--max-grad-norm", type=float, default=0.1)
     parser.add_argument("--lora", type=int, default=0, help="rank of adapters that are trained instead of all weights")
+    parser.add_argument("--described", nargs=2, metavar=("ZERO", "ONE"), help="texts of each class, between ;")
     parser.add_argument("--seed", type=int, default=0, help="of the first weights of the head")
     parser.add_argument("--most", type=int, help="rows that are read of each file, for a try")
     options = parser.parse_args()
@@ -76,14 +94,19 @@ def main() -> None:
     torch.manual_seed(options.seed)
     folder = folder_of(options.encoder)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    encoder = transformers.AutoModel.from_pretrained(folder, add_pooling_layer=False)
+    without_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}  # there is noise enough
+    encoder = transformers.AutoModel.from_pretrained(folder, add_pooling_layer=False, **without_dropout)
     width = encoder.config.hidden_size
     if options.lora:
         import peft
 
-        adapters = peft.LoraConfig(r=options.lora, lora_alpha=2 * options.lora, target_modules=["query", "value"])
+        adapters = peft.LoraConfig(
+            r=options.lora, lora_alpha=2 * options.lora, target_modules=["query", "key", "value", "dense"]
+        )
         encoder = peft.get_peft_model(encoder, adapters)
     model = SentenceClassifier(encoder, width)
+    if options.described:
+        model.begin_with(tokenizer, options.described)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     with tempfile.TemporaryDirectory() as output:
         arguments = PrivateTrainingArguments(

@@ -1,7 +1,6 @@
 """The methods that are measured take the same step."""
 
 import copy
-import sys
 import warnings
 from functools import partial
 from unittest.mock import patch
@@ -10,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmarks.steps import peer_fastdp, private, sgd, whole_run
+from benchmarks.steps import private, sgd, whole_run
 from benchmarks.steps.cell import Cell
 from benchmarks.steps.methods import FASTDP, METHODS, PLAIN
 from noisette.capture.captured import CaptureWarning
@@ -122,23 +121,6 @@ def test_a_clipless_step_is_a_plain_step_and_a_projection():
     for p, free in zip(params, moved, strict=True):
         u, _, vh = torch.linalg.svd(free, full_matrices=False)
         torch.testing.assert_close(p.detach(), u @ vh, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", FASTDP)
-def test_it_is_imported_from_the_path_and_its_optimizer_takes_the_step(name, fastdp, capsys):
-    assert not peer_fastdp.is_found()
-    peer_fastdp.look_in(fastdp)
-    assert peer_fastdp.is_found()
-    model, data = of_mlp(4)
-    before = [p.detach().clone() for p in model.parameters()]
-    step = METHODS[name](model, data)
-    step()
-    step()
-    moved = 2 * sgd.LEARNING_RATE * sgd.MAX_GRAD_NORM * sgd.NOISE_MULTIPLIER / 4
-    for p, start in zip(model.parameters(), before, strict=True):
-        torch.testing.assert_close(start - p.detach(), torch.full_like(p, moved), rtol=1e-3, atol=1e-6)
-    assert sys.modules["fastDP"].__file__ == str(fastdp / "fastDP" / "__init__.py")
-    assert capsys.readouterr().out == ""
 
 
 def test_a_run_takes_noised_steps_by_its_ledger_and_its_parts_leave_the_weights():

@@ -70,8 +70,8 @@ def test_adapters_or_all_weights_of_a_llama(name, capsys):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("lora", ["0", "2"])
-def test_a_sentence_encoder_is_fine_tuned(lora, tmp_path, capsys):
+@pytest.mark.parametrize("how", [(), ("--lora", "2", "--described", "dull;a dull film", "moving")])
+def test_a_sentence_encoder_is_fine_tuned(how, tmp_path, capsys):
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("peft")
     words = ["dull", "moving", "a", "film"]
@@ -86,7 +86,7 @@ def test_a_sentence_encoder_is_fine_tuned(lora, tmp_path, capsys):
     files = [str(tmp_path / "rows.tsv")] * 2
     batches = ("--batch", "64", "--microbatch", "64", "--lr", "0.02", "--epochs", "8")
     schedule = ("--records", "200", "--epsilon", "8", *batches)
-    run_here(EXAMPLES / "fine_tune_sentences.py", *files, *schedule, "--encoder", str(tmp_path), "--lora", lora)
+    run_here(EXAMPLES / "fine_tune_sentences.py", *files, *schedule, "--encoder", str(tmp_path), *how)
     assert re.search(
         r"weights trained, epsilon [78]\.\d\d at delta 5.0e-04, test accuracy ([789]\d|100)", capsys.readouterr().out
     )

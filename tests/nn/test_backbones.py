@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from noisette.cli import app
 from noisette.nn.models.backbones import PACKAGES, folder_of
-from noisette.nn.models.factory import ImageFeatures, _mean_responses, fixed_features
+from noisette.nn.models.factory import ImageFeatures, _responses, fixed_features
 from noisette.training.build import cached_features
 from noisette.training.saved_model import SavedModel
 
@@ -70,12 +70,25 @@ class Blocks(nn.Module):
         return images.square()
 
 
-def test_every_block_of_efficientnet_gives_its_means() -> None:
+def test_every_block_of_efficientnet_gives_means_and_deviations() -> None:
     network, images = Blocks(), torch.rand(2, 3, 8, 8)
     outputs = [first := network._blocks[0](images), second := network._blocks[1](first), second.square()]
-    found = _mean_responses(network, images)
-    assert torch.equal(found, torch.cat([output.mean((2, 3)) for output in outputs], 1))
-    assert torch.equal(_mean_responses(network, images), found)  # no hook is left
+    found = _responses(network, images)
+    expected = [
+        f(output.flatten(2)) for output in outputs for f in (lambda o: o.std(2, correction=0), lambda o: o.mean(2))
+    ]
+    torch.testing.assert_close(found, torch.cat(expected, 1))
+    assert torch.equal(_responses(network, images), found)  # no hook is left
+
+
+def test_mirrored_features_are_those_of_an_image_and_of_its_mirror_image(images: Path) -> None:
+    plain, mirrored = (fixed_features(str(images), (3, 8, 8), words=False, mirrored=each) for each in (False, True))
+    assert isinstance(plain, ImageFeatures)
+    assert isinstance(mirrored, ImageFeatures)
+    plain.in_bfloat16 = mirrored.in_bfloat16 = False
+    x = torch.rand(2, 3, 8, 8)
+    torch.testing.assert_close(mirrored(x), (plain(x) + plain(x.flip(-1))) / 2)
+    assert str(plain) != str(mirrored), "features that are kept are known by the printed form"
 
 
 def test_texts_become_the_mean_of_their_tokens_of_norm_one(texts: Path) -> None:

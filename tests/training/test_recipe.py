@@ -71,6 +71,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], list[str]]] = [
     ({"model": {"batch_norm": "public"}, "public": {"data": "./digits"}}, ["is the set that is trained on"]),
     ({"model": {"batch_norm": "public"}, "public": {"data": "kmnist", "examples": 1}}, ["fewer have no variance"]),
     ({"model": {"whitened": 20, "standardised": True}}, ["leave out standardised, or whitened"]),
+    ({"model": {"mirrored": True}}, ["leave mirrored out"]),
     ({"model": WEIGHTS, "projection": {"components": 8, "noise_multiplier": 2.0}}, ["leave out one of the two"]),
     # layers that bound the gradient
     ({"lipschitz": {"logit_clip": 0.1}}, ["give lipschitz.tau"]),

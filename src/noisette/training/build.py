@@ -141,7 +141,10 @@ def model_of(recipe: Recipe, data: DataSet) -> nn.Module:
     if words:
         shape = (*shape, words.embedding_dim)
     if recipe.model.backbone:
-        features = factory.fixed_features(recipe.model.backbone, shape, words=bool(data.words))
+        backbone, mirrored = recipe.model.backbone, recipe.model.mirrored
+        if mirrored and len(shape) != 3:
+            raise ValueError(f"mirrored is for images of three axes, not examples of shape {shape}; leave it out")
+        features = factory.fixed_features(backbone, shape, words=bool(data.words), mirrored=mirrored)
         size, name = output_shape(features, shape), recipe.model.name  # one layer, so that features can be whitened
         head = nn.Linear(size[0], data.classes) if name == "linear" else models.build(name, size, data.classes)
         return models.FixedFeatures(features, head)

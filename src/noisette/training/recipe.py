@@ -148,6 +148,7 @@ class ModelSection:
     whitened: _Whole = 0
     # a public network in front of the model, whose features are fixed: a package that brings one, or a folder
     backbone: str | None = None
+    mirrored: bool = False  # whether its features are the means of those of an image and of its mirror image
 
 
 @declared
@@ -261,6 +262,8 @@ class Recipe:
             yield "public weights were trained on the data itself, not on its projection; leave out one of the two"
         if model.weights is not None and model.backbone is not None:
             yield "a backbone brings its own weights; leave out weights, or backbone"
+        if model.mirrored and model.backbone is None:
+            yield "mirrored is for the features of a backbone; name one, or leave mirrored out"
         if (self.projection.components > 0) != (self.projection.noise_multiplier > 0):
             yield "a projection has components and a noise_multiplier; give both, or neither"
         of_features = model.standardised or model.whitened > 0

