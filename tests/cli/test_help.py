@@ -56,7 +56,6 @@ WITHOUT_A_MODEL = [
 ]
 WRONG = {
     "train --data digitz --model nope --epsilon -1": "epsilon=-1.*no file 'digitz'.*no model 'nope'",
-    "train --public nonsense": "there is no data set and no file 'nonsense'",
     "train --target 1 --image-size 16": "such as 0,120, got '1'.*such as 64x48, got '16'",
     "train --seed x": "'--seed'.*got 'x'",
     "train --lr nan --epochs -1": "got epochs=-1.*lr to be a number, got lr=nan|lr=nan.*epochs=-1",

@@ -178,7 +178,6 @@ def test_a_run_that_is_continued_holds_out_the_same_records(people, schema, monk
 @pytest.mark.parametrize(
     ("wrong", "says", "right"),
     [
-        ("--target 0", "expected --target as numbers, such as 0,120", None),
         ("--target 0,9", "declare one of them", None),
         ("--label payd", "there is no column 'payd'; did you mean 'paid'?", "--label paid"),
         ("--model cnn", "for rows of numbers take table, linear or mlp", "--model mlp"),

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import pydantic
 import typer
 from typer.core import TyperGroup
 
@@ -28,8 +27,8 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except typer.BadParameter as error:
-            if isinstance(error.__cause__, pydantic.ValidationError):
-                error.message += f", got {error.__cause__.errors()[0]['input']!r}"
+            if problems := getattr(error.__cause__, "errors", list)():  # of pydantic
+                error.message += f", got {problems[0]['input']!r}"
             raise
 
 
