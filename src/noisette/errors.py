@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from numbers import Integral, Real
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -113,20 +113,21 @@ def _whole_from(least: int, arguments: dict[str, object]) -> None:
             raise ValueError(f"expected {name} >= {least}, got {name}={value}")
 
 
-def all_of(*checks: Callable[[], object]) -> None:
-    """Run every check, then report all problems at once.
+def all_of(*checks: Callable[[], Any]) -> list[Any]:
+    """Run every check, then report all problems at once, or return what the checks returned.
 
     Raises:
         ValueError: the messages of all checks that failed, in one line.
     """
-    problems = []
+    found, problems = [], []
     for check in checks:
         try:
-            check()
+            found.append(check())
         except (ValueError, TypeError) as error:
             problems.append(str(error))
     if problems:
         raise ValueError("; ".join(problems))
+    return found
 
 
 def offers(method: str, such_as: str, **arguments: object) -> None:

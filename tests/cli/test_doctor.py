@@ -46,6 +46,9 @@ def inputs_by_name():
 def like_a_recipe(shape, classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], classes))
 
+def with_defaults(shape=(3,), classes=2):
+    return nn.Sequential(nn.Flatten(), nn.Linear(torch.Size(shape).numel(), classes))
+
 def lipschitz(shape, classes):
     from noisette import LipschitzBound
     from noisette.nn.lipschitz import BoundedInput, GroupSort2, SpectralLinear, TauCrossEntropy
@@ -118,6 +121,7 @@ def test_inputs_are_given_in_each_form(doctor):
         ("with_a_dictionary", ()),
         ("like_a_recipe", ("--input-shape", "1,8,8")),
         ("like_a_recipe", ("--data", "digits")),
+        ("with_defaults", ("--data", "digits")),
         ("lipschitz", ("--input-shape", "1,8,8")),
         ("mlp", ("--data", "digits", "--bf16")),
     ]:
@@ -134,7 +138,7 @@ def test_inputs_are_given_in_each_form(doctor):
         ("constant", ("--data", "digits"), "expected a function that returns a model"),
         ("lipschitz", (), "takes the shape of an example"),
         ("", (), "expected MODULE:CALLABLE"),
-        ("raises", (), "patients.py, line 69: KeyError: 'width'"),
+        ("raises", (), "patients.py, line 72: KeyError: 'width'"),
         ("mlp", ("--input-shape", "3,x"), "such as 3,32,32, got '3,x'"),
     ],
 )

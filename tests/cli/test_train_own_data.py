@@ -3,6 +3,7 @@
 import csv
 import json
 import random
+import re
 import shutil
 import tomllib
 from pathlib import Path
@@ -104,7 +105,9 @@ def test_predictions_of_the_rows_tested_on_are_those_of_the_report(people, schem
         assert run("predict", "runs/a", table).stdout == Path("p.csv").read_text(), "a CSV holds the same values"
 
 
-def test_regression_in_the_unit_of_its_target(people):
+def test_regression_in_the_unit_of_its_target(people, monkeypatch):
+    statuses: list[str] = []
+    monkeypatch.setattr(Watch, "show", lambda watch, done, steps, status: statuses.append(status))
     assert run("schema", people, "--label", "hours", "--target", "0,60", "--size", 400, "--number", "age=0,100",
                "--ignore", "id,job,paid").exit_code == 0  # fmt: skip
     options = ("--unit", "h", "--holdout", 0.3, "--epsilon", 50, "--epochs", 12, "--delta", 1e-4)
@@ -113,6 +116,7 @@ def test_regression_in_the_unit_of_its_target(people):
     assert found["unit"] == "h"
     assert found["rmse"] < 0.7 * found["base_rmse"]
     assert "best constant" in shown.output
+    assert re.match(rf"epsilon \d+\.\d\d  RMSE {found['rmse']:.4g}  \d+ thread", statuses[-1])
     assert f"Test error (RMSE) of {found['rmse']:.4g} h" in Path("runs/hours/report.html").read_text()
     header, *values = run("predict", "runs/hours", people).stdout.splitlines()
     assert (header, len(values)) == ("predicted hours", ROWS)
@@ -172,18 +176,53 @@ def test_a_run_that_is_continued_holds_out_the_same_records(people, schema, monk
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("wrong", "says", "right"),
     [
-        (("--target", "0"), "expected --target as numbers, such as 0,120"),
-        (("--target", "0,9"), "declare one of them"),
-        (("--label", "payd"), "there is no column 'payd'; did you mean 'paid'?"),
-        (("--model", "cnn"), "for rows of numbers take table, linear or mlp"),
+        ("--target 0,9", "declare one of them", None),
+        ("--label payd", "there is no column 'payd'; did you mean 'paid'?", "--label paid"),
+        ("--model cnn", "for rows of numbers take table, linear or mlp", "--model mlp"),
+        (
+            "--class-weights yes=9",
+            "class_weights need a number for each class: no=1,yes=1",
+            "--class-weights no=1,yes=9",
+        ),
+        ("--users id", "needs records_per_user: the most records", "--users id --records-per-user 2"),
+        ("--batches cyclic", 'batches = "cyclic" needs bands', "--batches cyclic --bands 2"),
+        ("--delta 0.01", "allow_large_delta", "--delta 0.01 --allow-large-delta"),
     ],
 )
-def test_wrong_options_leave_nothing(trained, options, says):
-    given = ("--data", trained / "People.CSV", "--columns", trained / "schema.toml")
-    refusal(run("train", *given, *QUICK, *options, "--out", "runs/x"), says)
+def test_wrong_options_leave_nothing_and_the_way_out_trains(trained, wrong, says, right):
+    given = ("train", "--data", trained / "People.CSV", "--columns", trained / "schema.toml", *QUICK, "--out", "runs/x")
+    refusal(run(*given, *wrong.split()), says)
     assert not Path("runs").exists()
+    if right is not None:
+        succeeded(run(*given, *right.split()))
+
+
+def write_table(path: Path, frame: pandas.DataFrame) -> None:
+    if path.suffix == ".xlsx":
+        pytest.importorskip("openpyxl", reason="openpyxl is not installed")
+    if path.suffix == ".jsonl":
+        path.write_text(str(frame.to_json(orient="records", lines=True)))
+    else:
+        {".csv": frame.to_csv, ".parquet": frame.to_parquet, ".xlsx": frame.to_excel}[path.suffix](path, index=False)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".xlsx"])
+def test_an_empty_row_is_no_record_and_each_column_has_a_name_of_its_own(suffix):
+    path, ages = Path("t" + suffix), [*(k % 9 for k in range(90)), None, *(k % 7 for k in range(110)), None]
+    table = pandas.DataFrame({"age": ages, "label": [None if age is None else age % 2 for age in ages]}, dtype=object)
+    write_table(path, table)
+    if suffix == ".csv":
+        path.write_text(path.read_text().replace("\n,\n", "\n\n"))
+    succeeded(run("schema", path, "--classes", 2, "--size", 200, "--number", "age=0,9"))
+    succeeded(run("train", "--data", path, "--columns", "schema.toml", *QUICK))
+    predicted = succeeded(run("predict", "runs/t", path, "--keep", "age")).stdout.splitlines()
+    assert [line.split(",")[0] for line in predicted] == ["age", *(str(age) for age in ages if age is not None)]
+    write_table(path, table.iloc[:, [0, 1, 0]])
+    declared = ("--data", path, "--classes", 2, "--size", 200)
+    for command in (("schema", path, "--out", "o.toml"), ("train", *declared), ("predict", "runs/t", path)):
+        refusal(run(*command), "must give each column a different name; column 3 has that of column 1")
 
 
 def test_a_table_or_a_schema_is_no_recipe(people, schema):
@@ -224,16 +263,16 @@ def test_wrong_rows_are_named_without_their_values(people, schema):
         stream.write("SECRET;old;cook;maybe;1\n")
     shown = run("train", "--data", people, "--columns", schema, *QUICK)
     assert shown.exit_code == 2
-    assert f"column 'age': not a finite number (without % or $; for texts, declare categories) in row {ROWS + 1}" in (
+    assert f"column 'age': not a finite number (without % or $; for texts, declare categories) in row {ROWS + 2}" in (
         shown.output
     )
-    assert f"column 'paid': none of the declared classes in row {ROWS + 1}" in shown.output
+    assert f"column 'paid': none of the declared classes in row {ROWS + 2}" in shown.output
     assert "SECRET" not in shown.output
     assert "maybe" not in shown.output
     with people.open("a", encoding="utf-8") as stream:
         stream.write("SECRET;1;cook\n")
     short = run("train", "--data", people, "--columns", schema, *QUICK)
-    assert f"the number of fields differs from the 5 of the header in row {ROWS + 2}" in short.output
+    assert f"the number of fields differs from the 5 of the header in row {ROWS + 3}" in short.output
 
 
 def test_schema_reads_the_first_line_alone(people):
@@ -278,14 +317,8 @@ def test_a_table_of_real_life_is_trained_on_and_predicted():
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet", ".xlsx"])
 def test_a_schema_takes_the_names_of_any_table(suffix):
-    if suffix == ".xlsx":
-        pytest.importorskip("openpyxl", reason="openpyxl is not installed")
-    frame = pandas.DataFrame({"age": [1, 2], "label": ["SECRET", "SECRET"]})
     path = Path("typed" + suffix)
-    if suffix == ".jsonl":
-        path.write_text(str(frame.to_json(orient="records", lines=True)))
-    else:
-        (frame.to_parquet if suffix == ".parquet" else frame.to_excel)(path, index=False)
+    write_table(path, pandas.DataFrame({"age": [1, 2], "label": ["SECRET", "SECRET"]}))
     succeeded(run("schema", path, "--classes", 2, "--number", "age=0,9"))
     assert "SECRET" not in Path("schema.toml").read_text()
     assert list(tomllib.loads(Path("schema.toml").read_text())["columns"]) == ["age"]

@@ -114,7 +114,7 @@ def test_another_class_is_refused_by_its_row(tmp_path: Path, label: str) -> None
 @pytest.mark.parametrize(
     ("read", "lines", "says"),
     [
-        (official, [*OFFICIAL, '"1","secret'], r"train.csv: in row 4 .* is not closed"),
+        (official, [*OFFICIAL, '"1","secret'], r"train.csv: in row 5 .* is not closed"),
         (subset, ["class,words", "1,oil"], r"there is no column 'label'\n.*there is no column 'text'"),
         (subset, [], r"train_subset\.csv\.gz"),
     ],
@@ -179,7 +179,7 @@ def test_imdb_from_the_archive_and_from_a_copy(tmp_path: Path) -> None:
         assert found.test.inputs.tolist() == FEW.number(["bad", "fine"]).tolist()
         assert found.test.targets.tolist() == found.train.targets.tolist() == [0, 1]
     (copy / "test.csv.xz").write_bytes(lzma.compress(b'label,text\n0,"secret\n'))
-    with pytest.raises(DataError, match=r"in row 1 .* a quote opens a field, and is not closed") as refusal:
+    with pytest.raises(DataError, match=r"in row 2 .* a quote opens a field, and is not closed") as refusal:
         imdb(copy.parent, FEW)
     assert "secret" not in str(refusal.value)
     (copy / "test.csv.xz").write_bytes(b"secret")

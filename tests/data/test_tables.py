@@ -67,23 +67,24 @@ def test_a_test_split_in_another_order_of_columns(tmp_path: Path) -> None:
     written(tmp_path, "a,c,label\n1,2,0\n", "later.csv")
     assert "later.csv must have the columns of people.csv" in refusal(train, declared)
     written(tmp_path, "a,b,label\n,1,0\n", "later.csv")
-    assert "later.csv: column 'a': a value is missing in row 1" in refusal(train, declared)
+    assert "later.csv: column 'a': a value is missing in row 2" in refusal(train, declared)
 
 
 def test_all_problems_at_once_by_row_and_column_without_values(tmp_path: Path) -> None:
     content = (
-        "age,city,height,label\n,Oslo,1.5,yes\n30,CANARY,tall,no\n40,Rome, nan ,CANARY\n50,Rome,inf,\n60,Rome,1e39,no\n"
+        "\nage,city,height,label\n,Oslo,1.5,yes\n\n30,CANARY,tall,no\n\r\n40,Rome, nan ,CANARY\n50,Rome,inf,\n60,"
+        '"Rome\n",1e39,no\n'
     )
     message = refusal(written(tmp_path, content), DECLARED)
     assert "6 problems" in message
-    assert "row 1 is the first below the header" in message
+    assert "rows are numbered as in an editor" in message
     for line in (
-        "column 'age': a value is missing in row 1;",
-        "column 'city': none of its declared categories in row 2",
-        "column 'height': a value is missing in row 3;",
-        "column 'height': not a finite number (without % or $; for texts, declare categories) in rows 2, 4 and 5",
-        "column 'label': a value is missing in row 4; fill it in or leave the row out (--skip-unlabelled)",
-        "column 'label': none of the declared classes in row 3",
+        "column 'age': a value is missing in row 3;",
+        "column 'city': none of its declared categories in row 5",
+        "column 'height': a value is missing in row 7;",
+        "column 'height': not a finite number (without % or $; for texts, declare categories) in rows 5, 8 and 9",
+        "column 'label': a value is missing in row 8; fill it in or leave the row out (--skip-unlabelled)",
+        "column 'label': none of the declared classes in row 7",
     ):
         assert line in message
 
@@ -103,7 +104,7 @@ def test_columns_classes_and_size_must_be_declared(tmp_path: Path) -> None:
 def test_labels_out_of_range(tmp_path: Path, label: str) -> None:
     message = refusal(written(tmp_path, f"x,label\n1,0\n2,{label}\n"), TWO)
     assert "column 'label': not in 0..1 (if labels are text, declare classes as the list of their names)" in message
-    assert message.endswith("in row 2")
+    assert message.endswith("in row 3")
 
 
 @pytest.mark.parametrize(
@@ -124,7 +125,9 @@ def test_rows_without_a_label_are_left_out_where_this_is_declared(tmp_path: Path
     assert load(path, declaration=declared).train.targets.tolist() == [0, 1]
     declared = Declaration(classes=2, size=2, skip_unlabelled=True)
     assert "no row has a label" in refusal(written(tmp_path, "x,label\n1,\n"), declared)
-    assert "row 1 is the first with a label" in refusal(written(tmp_path, "x,label\n1,\n1,7\n"), declared)
+    assert "column 'label': not in 0..1 (if labels are text, declare classes as the list of their names) in row 3" in (
+        refusal(written(tmp_path, "x,label\n1,\n1,7\n"), declared)
+    )
 
 
 def test_numbers_to_predict(tmp_path: Path) -> None:
@@ -133,8 +136,8 @@ def test_numbers_to_predict(tmp_path: Path) -> None:
     assert (found.train.targets.dtype, found.train.targets.tolist()) == (np.float32, [-0.5, -1, 1])
     assert (found.classes, found.target) == (1, Target(0, 100, "h"))
     message = refusal(written(tmp_path, "x,hours\n1,\n2,CANARY\n3,4\n"), declared)
-    assert "column 'hours': a value is missing in row 1" in message
-    assert "column 'hours': not a number in row 2" in message
+    assert "column 'hours': a value is missing in row 2" in message
+    assert "column 'hours': not a number in row 3" in message
 
 
 def test_a_comma_before_the_decimals_of_numbers_and_of_the_target(tmp_path: Path) -> None:
@@ -173,7 +176,7 @@ def test_a_column_of_texts(tmp_path: Path) -> None:
         ("a,b,7.25\n1,2,0\n", "the first line must name the columns; its field 3 is a number"),
         ('"a\nCANARY",label\n1,0\n', "the quotes in the first line, the header, do not match"),
         ("label\n0\n", "there is no column besides the label"),
-        ("a,label\n1,0\n2\n3,0,9\n", "differs from the 2 of the header in rows 2 and 3"),
+        ("a,label\n1,0\n2\n\n3,0,9\n", "differs from the 2 of the header in rows 3 and 5"),
         ("n\u00e4me,label\n1,0\n".encode("latin-1"), "is not text in UTF-8"),
     ],
 )
@@ -194,7 +197,7 @@ def with_row(line: str, *, after: str = "") -> str:
 @pytest.mark.parametrize("line", ['0, "CANARY', '0,"CANARY"" and', '"0,CANARY'])
 def test_a_quote_without_an_end_takes_in_no_other_record(tmp_path: Path, line: str, after: str) -> None:
     message = refusal(written(tmp_path, with_row(line, after=after)), TEXT)
-    assert "people.csv: in row 51 (row 1 is the first below the first line) a quote opens a field" in message
+    assert "people.csv: in row 52 (rows are numbered as in an editor) a quote opens a field" in message
 
 
 @pytest.mark.parametrize("text", ['"two\nlines"', '"a ""b"" c"', 'a "b" c', 'a"', '5" screen', '""', '"a\r\n""b"'])
@@ -275,11 +278,12 @@ def test_a_name_that_a_line_of_json_leaves_out_is_a_missing_value(tmp_path: Path
     assert inputs[:, 1].tolist() == [0, 1, 1], "that the value is missing is an input of its own"
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".parquet", ".xlsx"])
-def test_wrong_rows_are_named_without_their_values(tmp_path: Path, suffix: str) -> None:
-    rows = [*ROWS, {**ROWS[0], "age": None, "code": "CANARY", "label": 7}]
+@pytest.mark.parametrize(("suffix", "number"), [(".jsonl", 4), (".parquet", 4), (".xlsx", 5)])
+def test_wrong_rows_are_named_as_they_are_shown_without_their_values(tmp_path: Path, suffix: str, number: int) -> None:
+    rows = [*ROWS, dict.fromkeys(ROWS[0]), {**ROWS[0], "age": None, "code": "CANARY", "label": 7}]
     message = refusal(typed_table(tmp_path, suffix, rows), TYPED)
-    assert "column 'code': none of its declared categories in row 3" in message
+    assert f"column 'code': none of its declared categories in row {number}" in message
+    assert ("column 'label': a value is missing in row 3" in message) is (suffix != ".xlsx")
     assert "column 'label': not in 0..1" in message
 
 
@@ -288,8 +292,8 @@ def test_wrong_rows_are_named_without_their_values(tmp_path: Path, suffix: str) 
     [
         ("", "is empty"),
         (
-            '{"a": 1}\n{"a": CANARY}\n[1]\n{"b": 2}\n{"a": [1]}',
-            r"no object of plain values .* in rows 2, 3, 4 and 5; .* all names on the first one, with null where .*$",
+            '{"a": 1}\n\n{"a": CANARY}\n[1]\n{"b": 2}\n{"a": [1]}',
+            r"no object of plain values .* in rows 3, 4, 5 and 6; .* all names on the first one, with null where .*$",
         ),
         ("CANARY", "no object of plain values by the names of the first line in row 1; .* has no value$"),
         ('{"0.25": 1, "label": 0}', "its field 1 is a number"),

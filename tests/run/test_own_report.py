@@ -15,11 +15,13 @@ CROSS = nn.functional.cross_entropy
 DECLARED: Any = {"sampling_rate": 0.1, "expected_batch_size": 40, "steps": 4, "noise_multiplier": 2.0, "delta": 1e-4}
 
 
-def run_of(model: nn.Module | None = None, *, users: Any = None, ledger: Any = None, **clipping: Any) -> Any:
+def run_of(
+    model: nn.Module | None = None, *, users: Any = None, ledger: Any = None, declaration: str = "", **clipping: Any
+) -> Any:
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)) if model is None else model
     clip = noisette.PerExampleClip(model, **(clipping or {"max_grad_norm": 1.5}))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return noisette.privatize(clip, optimizer, RECORDS, users=users, ledger=ledger, **DECLARED)
+    return noisette.privatize(clip, optimizer, RECORDS, users=users, ledger=ledger, declaration=declaration, **DECLARED)
 
 
 def trained(run: Any, steps: int = 4) -> Any:
@@ -52,6 +54,17 @@ def test_the_statement_says_what_holds_and_nothing_that_a_loop_may_break(tmp_pat
         assert part in said, part
     for claim in ("published none", "seed", "Test", "test", "Unsafe", "None", "this run alone"):
         assert claim not in said, claim
+
+
+def test_epsilon_covers_what_was_declared_together_as_statement_and_report_say(tmp_path):
+    ledger, said = noisette.Ledger(), "Epsilon covers further releases (4), declared together with this run"
+    with trained(run_of(ledger=ledger, declaration="both")) as first:
+        assert said not in words(first)
+    with trained(run_of(ledger=ledger, declaration="both"), steps=3) as second:
+        assert second.epsilon(delta=1e-4) == first.epsilon(delta=1e-4)
+        second.report(tmp_path / "report.html", delta=1e-4)
+        assert said in words(second)
+    assert said in " ".join((tmp_path / "report.html").read_text().split())
 
 
 def test_a_statement_within_a_batch_leaves_its_gradients_alone():

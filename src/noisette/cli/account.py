@@ -201,7 +201,6 @@ def _check_batches(batch: float | None, size: int | None, group_size: int, bands
 
 _rounded = partial(rounded_up, digits=4)  # the accuracy of these epsilons
 _USUAL = "up to four, from √size upwards"
-_positive = partial(options.numbers, example="1,2.5,10", above=0)
 
 
 @plain_errors()
@@ -222,18 +221,17 @@ def plan(
     """
     options.at_most(options.MOST_RECORDS, size=size)
     batch_sizes = _usual_batch_sizes(size) if batch_sizes is None else batch_sizes
-    checks.all_of(
+    _, sizes, passes = checks.all_of(
         partial(calibrate.check_ranges, size=size, epsilon=epsilon, delta=delta),
         partial(options.whole_numbers, "batch-sizes", batch_sizes, "256,1024", most=max(size, 1)),
-        partial(_positive, "epochs", epochs),
+        partial(options.numbers, "epochs", epochs, "1,2.5,10", above=0),
     )
     if delta >= 1 / size:
         raise ValueError(
             f"delta={delta:g} is not below one over the declared size ({1 / size:.2g}): releasing one record in the "
             "clear would satisfy it; choose a smaller delta"
         )
-    sizes = sorted(set(options.whole_numbers("batch-sizes", batch_sizes, "256,1024", most=size)))
-    passes = sorted(set(_positive("epochs", epochs)))
+    sizes, passes = sorted(set(sizes)), sorted(set(passes))
     options.at_most(options.MOST_STEPS, steps=max(passes) * size / sizes[0])
     try:
         searches = calibrate.within_budget(size=size, epsilon=epsilon, delta=delta, batch_sizes=sizes, epochs=passes)

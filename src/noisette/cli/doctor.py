@@ -20,9 +20,9 @@ from noisette.training.recipe import read_schema
 
 _COLUMNS = "What is declared about the columns of a table, which gives the shape."
 _TARGET = (
-    "Function of nothing, or of (shape of an example, number of classes). It returns a torch.nn.Module or a "
-    "LipschitzBound, or (one of them, inputs), or (one of them, loss of one example, arguments of the loss). Inputs "
-    "and arguments are a tensor, a tuple, or a dictionary of arguments by name."
+    "Function of nothing, or of (shape of an example, number of classes), where an argument named shape may have a "
+    "default. It returns a torch.nn.Module or a LipschitzBound, or (one of them, inputs), or (one of them, loss of one "
+    "example, arguments of the loss). Inputs and arguments are a tensor, a tuple, or a dictionary of arguments by name."
 )
 # What a model may raise that is called with other inputs than it takes.
 _WRONG_CALL = (RuntimeError, TypeError, LookupError, AttributeError)
@@ -98,8 +98,10 @@ def _made_by(target: str, shape: tuple[int, ...] | None, classes: int) -> Any:
         raise ValueError(f"there is no {target}: {error}") from error
     if not callable(factory):
         raise ValueError(f"{target} is of type {type(factory).__name__}; expected a function that returns a model")
-    given = inspect.signature(factory).parameters.values()
-    needed = [p for p in given if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    places = [p for p in inspect.signature(factory).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    needed = [p for p in places if p.default is p.empty]
+    if shape is not None and len(needed) < 2 <= len(places) and places[0].name == "shape":
+        needed = places[:2]
     if len(needed) not in (0, 2):
         raise ValueError(f"{target} has {len(needed)} required arguments; expected none, or (shape, number of classes)")
     if needed and shape is None:

@@ -61,10 +61,10 @@ def _accountant(text: str) -> Any:
     return typer.Option("--accountant", parser=_registered, metavar=f"[{'|'.join(ACCOUNTANTS)}]", help=text)
 
 
-def whole_numbers(option: str, given: str, example: str, *, most: float = math.inf) -> tuple[int, ...]:
-    """The whole numbers in a text, separated by commas; other texts and numbers out of range are a ``ValueError``."""
+def whole_numbers(option: str, given: str, example: str, *, count: int = 0, most: float = math.inf) -> tuple[int, ...]:
+    """So many whole numbers in a text, or any, separated by commas; others are a ``ValueError``."""
     parts = [part.strip() for part in given.split(",")]
-    if not all(part.isdecimal() and 1 <= int(part) <= most for part in parts):
+    if len(parts) != (count or len(parts)) or not all(part.isdecimal() and 1 <= int(part) <= most for part in parts):
         limits = "" if most == math.inf else f" to {most}"
         raise ValueError(f"expected --{option} as whole numbers from 1{limits}, such as {example}, got {given!r}")
     return tuple(int(part) for part in parts)
@@ -79,7 +79,8 @@ def numbers(
     except ValueError:
         found = ()
     if len(found) != (count or max(1, len(found))) or not all(above < number < math.inf for number in found):
-        raise ValueError(f"expected --{option} as numbers, such as {example}, got {given!r}")
+        limit = "" if above == -math.inf else f" above {above:g}"
+        raise ValueError(f"expected --{option} as numbers{limit}, such as {example}, got {given!r}")
     return found
 
 

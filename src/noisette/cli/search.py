@@ -23,7 +23,6 @@ from noisette.training.run_folder import RunFolder, unfinished_runs
 if TYPE_CHECKING:
     from noisette.training.report.facts import Facts
     from noisette.training.search import Score, Search
-    from noisette.training.search_space import SearchSpace
 
 _RECIPES = "that of the recipe"
 _SCORES = ("public-set", "held-out")
@@ -71,17 +70,16 @@ def search(
     from noisette.training.search_space import SearchSpace, check_recipe
 
     settings = Recipe.read(recipe)
-    found: list[SearchSpace] = []
-    checks.all_of(
+    *_, space, _ = checks.all_of(
         lambda: check_ranges(epsilon=epsilon, delta=delta),
         lambda: _check_number(runs, shape),
         lambda: _check_score(score_on, holdout, score_noise),
         lambda: holdout is None or checks.open_fraction(holdout=holdout),
         lambda: score_noise is None or checks.positive(score_noise=score_noise),
-        lambda: found.append(SearchSpace.read(over, settings)),
+        lambda: SearchSpace.read(over, settings),
         lambda: check_recipe(settings, public=score_on == "public-set"),
     )
-    check_names(settings)
+    check_names(settings.data.name, settings.public.data, settings.model.name)
     privacy = settings.privacy
     budget = replace(privacy, epsilon=epsilon or privacy.epsilon, delta=delta or privacy.delta)
     settings = replace(settings, privacy=budget)
@@ -98,7 +96,7 @@ def search(
             of_budget = HeldOutScore.for_budget(share, epsilon=budget.epsilon, delta=budget.delta)
             score = of_budget if score_noise is None else HeldOutScore(share, score_noise)
         with console.status("rehearsing the runs on random numbers") if console.is_terminal else nullcontext():
-            planned = Search(settings, found[0], score, data, public=public, mean=runs, shape=shape)
+            planned = Search(settings, space, score, data, public=public, mean=runs, shape=shape)
         mention(unfinished_runs(place), "This command begins a search, whose ledger does not count it.")
         with folder:
             facts = _make(planned, folder)

@@ -9,7 +9,7 @@ import os
 import secrets
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import chdir, contextmanager, nullcontext
+from contextlib import chdir, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from noisette import data as data_sets
+from noisette import errors as checks
 from noisette.accounting import atomic_files
 from noisette.accounting.budget import check_delta
 from noisette.accounting.calibrate import schedule
@@ -182,7 +183,7 @@ class Run:
     def checked(self) -> Run:
         """The run with its data, after all checks that need no torch."""
         RunFolder(self.out)
-        recipes.check_names(self.recipe)
+        recipes.check_names(self.recipe.data.name, self.recipe.public.data, self.recipe.model.name)
         if not self.private:
             recipes.check_plain(self.recipe)
         loaded = self._load(self.key)
@@ -245,9 +246,8 @@ def settled(context: typer.Context) -> Run:
     """The run that the options of ``noisette train`` ask for."""
     given = {name: value for name, value in context.params.items() if value is not None and value is not False}
     declared = recipes.read_schema(path) if (path := given.pop("columns", None)) else {}
-    for name, read in _READ.items():
-        if name in given:
-            given[name] = read(given[name])
+    readers = {name: partial(read, given[name]) for name, read in _READ.items() if name in given}
+    given |= dict(zip(readers, checks.all_of(*readers.values()), strict=True))
     asked_of = {t: {f.name: given.get(f.name) for f in fields(of)} for t, of in _TABLES.items()}
     model, optimizer, backbone = (given.get(name) for name in ("model", "optimizer", "backbone"))
     asked_of["data"]["name"] = given.get("data")
@@ -257,8 +257,12 @@ def settled(context: typer.Context) -> Run:
     declared |= tables.pop("data")
     file, epsilon = given.get("recipe"), given.get("epsilon")
     by_rule = partial(recipes.default_recipe, declared, model, optimizer, backbone, epsilon)
-    base = Recipe.read(file, declared) if file else by_rule()
-    recipe, private = base.changed(tables, "the settings"), not given.get("without_privacy")
+    names = (given.get("data"), given.get("public"), model) if "RANK" not in os.environ else (None, None, None)
+    recipe, _ = checks.all_of(
+        lambda: (Recipe.read(file, declared) if file else by_rule()).changed(tables, "the settings"),
+        partial(recipes.check_names, *names),
+    )
+    private = not given.get("without_privacy")
     if not private and (idle := ", ".join(f"--{name.replace('_', '-')}" for name in tables["privacy"])):
         raise ValueError(f"without privacy there is no guarantee to set; leave out {idle}")
     name = Path(recipe.data.name).resolve().name.partition(".")[0]
@@ -269,22 +273,19 @@ def settled(context: typer.Context) -> Run:
 
 
 def _weights(given: str) -> dict[str, float]:
-    pairs = [part.rpartition("=") for part in options.listed("class-weights", given)]
-    try:
+    pairs, weights = [part.rpartition("=") for part in options.listed("class-weights", given)], dict[str, float]()
+    with suppress(ValueError):
         weights = {name: float(number if sign else sign) for name, sign, number in pairs}
-        if len(weights) < len(pairs) or not all(0 < weight < math.inf for weight in weights.values()):
-            raise ValueError
-        return weights
-    except ValueError as error:
-        raise ValueError(
-            f"expected --class-weights as NAME=NUMBER for each class, once and above 0, as no=1,yes=9, got {given!r}"
-        ) from error
+    if len(weights) < len(pairs) or not all(0 < weight < math.inf for weight in weights.values()):
+        form = "NAME=NUMBER for each class, once and above 0, as no=1,yes=9"
+        raise ValueError(f"expected --class-weights as {form}, got {given!r}")
+    return weights
 
 
 _READ: dict[str, Callable[[Any], Any]] = {  # options that are texts to be read
     "classes": options.number_or_names,
     "target": lambda given: options.numbers("target", given, "0,120", count=2),
-    "image_size": lambda given: options.whole_numbers("image-size", given.replace("x", ","), "64x48"),
+    "image_size": lambda given: options.whole_numbers("image-size", given.replace("x", ","), "64x48", count=2),
     "class_weights": _weights,
 }
 
@@ -321,10 +322,11 @@ class Watch:
 
         from noisette.training.report.facts import percent, upward
 
-        accuracy = "" if point.test_accuracy is None else f"  test {percent(point.test_accuracy)}"
+        test = "" if point.test_accuracy is None else f"  test {percent(point.test_accuracy)}"
+        test = test if point.test_rmse is None else f"  RMSE {point.test_rmse:.4g}"
         threads = torch.get_num_threads()  # with which the steps are computed, for a model on a processor
         cost = f"epsilon {upward(point.epsilon)}" if point.epsilon < math.inf else "NOT PRIVATE"
-        self.show(point.step, run.steps, f"{cost}{accuracy}  {threads} thread{'s' * (threads > 1)}")
+        self.show(point.step, run.steps, f"{cost}{test}  {threads} thread{'s' * (threads > 1)}")
 
     def show(self, done: int, steps: int, status: str) -> None:
         """Show a step, and end the run by ``KeyboardInterrupt`` or ``SystemExit`` if Ctrl-C or SIGTERM asked for it."""
@@ -471,7 +473,9 @@ def curve(
     folders of the runs, each with its own ledger. All runs are releases about one data set: the page says what they
     cost together.
     """
-    budgets = sorted(set(options.numbers("epsilon", epsilon, _BUDGETS, above=0)))
+    budgets = sorted(options.numbers("epsilon", epsilon, _BUDGETS, above=0))
+    if len(set(budgets)) < len(budgets):
+        raise ValueError(f"expected --epsilon as different budgets, one for each run, got {epsilon!r}")
     if "RANK" in os.environ:
         raise ValueError("noisette curve trains one run after the other in one process; start it without torchrun")
     trains = typer.Typer(add_completion=False)

@@ -60,10 +60,10 @@ def adult(data_dir: Path | None) -> DataSet:
     """Adult: 32,561 + 16,281 records; inputs (n, 113): numbers scaled to [-1, 1], and one input for each category."""
 
     def incomes(path: Path) -> Split:
-        rows = [row for row in tables.parsed(path, tables.fields) if not row[0].startswith("|")]  # a comment
-        columns = tables.table(path, header=[*ATTRIBUTES, _INCOME.label], rows=rows)
-        income = [text.rstrip(".") for text in columns[_INCOME.label]]  # labels of the test file end with a dot
-        split, problems = tables.encode({**columns, _INCOME.label: income}, _INCOME, _INCOME.features(ATTRIBUTES))
+        rows = {k: row for k, row in tables.parsed(path, tables.fields).items() if not row[0].startswith("|")}
+        columns = tables.table(path, header=[*ATTRIBUTES, _INCOME.label], rows=rows)  # without a comment, after |
+        columns[_INCOME.label] = [text.rstrip(".") for text in columns[_INCOME.label]]  # those of the test file end so
+        split, problems = tables.encode(columns, _INCOME, _INCOME.features(ATTRIBUTES))
         refuse(str(path), problems)
         return split
 
@@ -131,7 +131,7 @@ def sst2(data_dir: Path | None, numbering: Numbering) -> DataSet:
             raise DataError(f"{archive} is damaged or not SST-2 ({error}); download it again") from error
         return sentences({path: _tab_separated(io.StringIO(text)) for path, text in texts.items()})
 
-    def sentences(lines: Mapping[Path, Sequence[Sequence[str]]]) -> DataSet:
+    def sentences(lines: Mapping[Path, tables.Rows]) -> DataSet:
         parts = [_labelled(path, "sentence", of_file) for path, of_file in lines.items()]
         return _data_set("sst2", parts, ("0", "1"), 67_349, numbering)
 
@@ -169,15 +169,15 @@ def imdb(data_dir: Path | None, numbering: Numbering) -> DataSet:
     return files.read("imdb", IMDB, official, data_dir=data_dir, copies={copy: of_copy})
 
 
-def _tab_separated(stream: TextIO) -> list[list[str]]:
+def _tab_separated(stream: TextIO) -> tables.Rows:
     """The fields of each line, in which a quote is like any character."""
-    return [line.split("\t") for line in stream.read().split("\n") if line]
+    return {number: line.split("\t") for number, line in enumerate(stream.read().split("\n"), 1) if line}
 
 
-def _labelled(path: Path, text: str, lines: Sequence[Sequence[str]] | None = None) -> Part:
+def _labelled(path: Path, text: str, lines: tables.Rows | None = None) -> Part:
     """The columns ``text`` and label; the first line has the names of the columns."""
-    header, *rows = (tables.parsed(path, tables.fields) if lines is None else lines) or [[]]
-    found = tables.table(path, header=header, rows=rows)
+    (_, header), *rows = ((tables.parsed(path, tables.fields) if lines is None else lines) or {0: []}).items()
+    found = tables.table(path, header=header, rows=dict(rows))
     refuse(str(path), [f"there is no column {name!r}" for name in ("label", text) if name not in found])
     return path, found[text], found["label"]
 

@@ -420,15 +420,15 @@ class Columns:
         hints = {name: f"; did you mean {close!r}?" if close else "" for name, close in closest.items()}
         return [f"there is no column {name!r}{hint}" for name, hint in hints.items()]
 
-    def encoded(self, rows: Any) -> tuple[np.ndarray, list[str]]:
-        """The inputs, and a message for each column and problem; if there are any, the inputs must not be used."""
+    def encoded(self, rows: Any, numbers: Sequence[int] | None = None) -> tuple[np.ndarray, list[str]]:
+        """The inputs, and a message for each column and problem, with the numbers of rows; then do not use inputs."""
         blocks, problems = [], []
         for name, column in self._used.items():
             block, refused = column.encode(rows[name])
             blocks.append(block)
             for problem, mask in refused.items():
                 if bad := np.flatnonzero(mask).tolist():
-                    problems.append(f"column {name!r}: {problem} {in_rows(bad)}{_WAYS_OUT.get(problem, '')}")
+                    problems.append(f"column {name!r}: {problem} {in_rows(bad, numbers)}{_WAYS_OUT.get(problem, '')}")
         if not blocks:
             raise DataError("no column is an input: declare a number, a date or a category")
         return np.concatenate(blocks, axis=1, dtype=np.float32), problems

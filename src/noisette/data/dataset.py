@@ -29,13 +29,13 @@ def refuse(subject: str, problems: Sequence[str]) -> None:
         raise DataError("\n  ".join([f"{subject}: {len(problems)} problems", *problems[:_LINES], *more]))
 
 
-def in_rows(indices: Sequence[int]) -> str:
-    """The rows at these indices as text; the first row below a header is row 1.
+def in_rows(indices: Sequence[int], numbers: Sequence[int] | None = None) -> str:
+    """The rows at these indices as text, by their numbers, which are counted from 1 unless given.
 
     >>> in_rows([2]), in_rows([0, 6]), in_rows(range(8))
     ('in row 3', 'in rows 1 and 7', 'in rows 1, 2, 3, 4, 5 and 3 more')
     """
-    rows = [str(int(index) + 1) for index in indices[:_ROWS]]
+    rows = [str(numbers[index] if numbers else int(index) + 1) for index in indices[:_ROWS]]
     if len(indices) == 1:
         return f"in row {rows[0]}"
     last = f"{len(indices) - _ROWS} more" if len(indices) > _ROWS else rows.pop()

@@ -27,7 +27,16 @@ _JSON, _FRAMES = (".jsonl", ".jsonl.gz"), (".parquet", ".xlsx")
 SUFFIXES = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".txt.gz", *_JSON, *_FRAMES)
 _LONGEST = 2**30  # characters of a field
 _POINT_AND_COMMA = str.maketrans(".,", ",.")
-Table = Mapping[str, Sequence[str]]  # the texts of each column, columns in the order of the file
+Rows = dict[int, list[str]]  # the fields of each row, by the number of the row in an editor
+NUMBERED = "rows are numbered as in an editor"
+
+
+class Table(dict[str, Sequence[str]]):
+    """The texts of each column, columns in the order of the file, and the numbers of the rows in an editor."""
+
+    def __init__(self, columns: Mapping[str, Sequence[str]], numbers: Sequence[int]) -> None:
+        super().__init__(columns)
+        self.numbers = numbers
 
 
 def read(path: Path, encoding: str = "utf-8") -> Table:
@@ -36,34 +45,31 @@ def read(path: Path, encoding: str = "utf-8") -> Table:
     What separates most names in the first line of a CSV separates its fields: commas, semicolons or tabs. A
     ``DataError`` quotes none of the contents.
     """
-    names, *found = _lines(path, encoding)
-    return table(path, header=names, rows=found)
+    (_, names), *found = _lines(path, encoding).items()
+    return table(path, header=names, rows=dict(found))
 
 
 def header(path: Path, encoding: str = "utf-8") -> list[str]:
     """The names of the columns: no value is looked at, but of JSON lines the first is parsed, which has the names."""
     if not path.name.lower().endswith(SUFFIXES):
         raise DataError(f"{path} is a file of another kind; give one that ends in {', '.join(SUFFIXES)}")
-    [found] = _lines(path, encoding, names_alone=True)
+    found = next(iter(_lines(path, encoding, names_alone=True).values()))
     if "\N{REPLACEMENT CHARACTER}" in "".join(found):
         raise DataError(f"{path} {_not_in(encoding)}")
     _check_names(path, found)
     return found
 
 
-def _lines(path: Path, encoding: str, *, names_alone: bool = False) -> list[list[str]]:
+def _lines(path: Path, encoding: str, *, names_alone: bool = False) -> Rows:
     """The names of the columns, and the values in each row."""
     suffix = path.name.lower()
     parse = _objects if suffix.endswith(_JSON) else fields
     if suffix.endswith(_FRAMES):
         found = _frame(path, names_alone=names_alone)
-    elif names_alone:  # bytes below the first line are not looked at, whether they are text or not
-        found = parsed(path, lambda stream: parse([next(filter(str.strip, stream), "")]), encoding, errors="replace")[
-            :1
-        ]
-    else:
-        found = parsed(path, parse, encoding)
-    if not found or not found[0]:
+    else:  # bytes below a first line that is wanted alone are not looked at, whether they are text or not
+        first = (lambda stream: parse([next(filter(str.strip, stream), "")])) if names_alone else parse
+        found = parsed(path, first, encoding, "replace" if names_alone else "strict")
+    if not any(found.values()):
         raise DataError(f"{path} is empty; its first line must name the columns")
     return found
 
@@ -75,9 +81,7 @@ def _not_in(encoding: str) -> str:
     )
 
 
-def parsed(
-    path: Path, parse: Callable[[TextIO], list[list[str]]], encoding: str = "utf-8", errors: str = "strict"
-) -> list[list[str]]:
+def parsed(path: Path, parse: Callable[[TextIO], Rows], encoding: str = "utf-8", errors: str = "strict") -> Rows:
     """What the function makes of the text in a file, which is unzipped if its name ends in .gz or .xz."""
     signed = "utf-8-sig" if encoding.lower() in ("utf-8", "utf8") else encoding
     try:
@@ -93,28 +97,30 @@ def parsed(
         raise DataError(f"{path} cannot be read: {why}") from error
 
 
-def fields(lines: Iterable[str]) -> list[list[str]]:
+def fields(lines: Iterable[str]) -> Rows:
     """The fields of each line that is not empty; the first line decides what separates them.
 
     A quote at the start of a field opens it, and must be closed before a separator or the end of a line: otherwise the
     field would take in the records below it. Within it, a quote is doubled. Elsewhere a quote is like any character.
     """
     rest = iter(lines)
-    first = next(filter(str.strip, rest), "")
+    above, first = next(((blank, line) for blank, line in enumerate(rest) if line.strip()), (0, ""))
     outside = "".join(first.split('"')[::2])  # of quotes
     delimiter = max(",;\t", key=outside.count)
-    found: list[list[str]] = []
+    found, begins = Rows(), above + 1
     before = csv.field_size_limit(_LONGEST)  # a text may be longer than the 128 KiB of the default
     try:
         reader = csv.reader(chain([first], rest), delimiter=delimiter, skipinitialspace=True, strict=True)
-        for row in filter(None, reader):
+        for row in reader:
             if not found and {"\n", "\r"} & set("".join(row)):
                 raise csv.Error  # the header would take in records
-            found.append(row)
+            if row:
+                found[begins] = row
+            begins = above + reader.line_num + 1
     except csv.Error as error:
         raise DataError(
-            f"in row {len(found)} (row 1 is the first below the first line) a quote opens a field, and is not closed "
-            'before a separator or the end of a line; close it, or write a quote within quotes as ""'
+            f"in row {begins} ({NUMBERED}) a quote opens a field, and is not closed before a separator or the end of "
+            'a line; close it, or write a quote within quotes as ""'
             if found
             else "the quotes in the first line, the header, do not match; write all names of columns on that line, and "
             'a quote within quotes as ""'
@@ -124,29 +130,31 @@ def fields(lines: Iterable[str]) -> list[list[str]]:
     return found
 
 
-def _objects(lines: Iterable[str]) -> list[list[str]]:
+def _objects(lines: Iterable[str]) -> Rows:
     """The names in the first object of JSON, then the values of each object, one on a line, as texts."""
-    found, wrong = list[dict[str, Any]](), list[int]()
-    for index, line in enumerate(filter(str.strip, lines)):
+    found, names, wrong = Rows(), dict[str, Any](), list[int]()
+    for index, line in ((index, line) for index, line in enumerate(lines) if line.strip()):
         try:
             values: Any = json.loads(line)
         except (ValueError, RecursionError):
             values = None
-        alike = isinstance(values, dict) and (not found or values.keys() <= found[0].keys())
+        alike = isinstance(values, dict) and (not found or values.keys() <= names.keys())
         if not alike or any(isinstance(value, dict | list) for value in values.values()):
             wrong.append(index)
         else:
-            found.append(values)
+            names = names or values
+            found.setdefault(0, list(names))
+            found[index + 1] = [text_of(values.get(name)) for name in names]
     if wrong:
         raise DataError(
             f"no object of plain values by the names of the first line {in_rows(wrong)}; write one on each line, and "
             "all names on the first one, with null where it has no value"
         )
-    return [list(found[0]), *([text_of(row.get(name)) for name in found[0]] for row in found)] if found else []
+    return found
 
 
-def _frame(path: Path, *, names_alone: bool) -> list[list[str]]:
-    """The names and the rows in a Parquet file or the first sheet of an Excel workbook, every value as a text."""
+def _frame(path: Path, *, names_alone: bool) -> Rows:
+    """The names and rows in a Parquet file, or the first sheet of an Excel workbook but for empty rows, as texts."""
     kind = path.suffix.lower()
     if not path.is_file():
         raise DataError(f"{path} cannot be read: there is no such file")
@@ -170,20 +178,19 @@ def _frame(path: Path, *, names_alone: bool) -> list[list[str]]:
     except Exception as error:  # of any kind, and it may quote the file
         raise DataError(f"{path} is no {kind} file that can be read; write or copy it again") from error
     columns = [column.astype(object).where(column.notna(), None).map(text_of) for _, column in frame.items()]
-    return [names, *map(list, zip(*columns, strict=True))]
+    rows = enumerate(map(list, zip(*columns, strict=True)), 2 if kind == ".xlsx" else 1)
+    return {0: names} | {number: row for number, row in rows if any(row) or kind == ".parquet" or len(names) == 1}
 
 
-def table(path: Path, *, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+def table(path: Path, *, header: Sequence[str], rows: Rows) -> Table:
     """The columns of ``rows`` under the names of ``header``; ``path`` names the file in errors."""
     _check_names(path, header)
     if not rows:
         raise DataError(f"{path} has a header but no rows")
-    if uneven := [index for index, row in enumerate(rows) if len(row) != len(header)]:
-        raise DataError(
-            f"{path}: the number of fields differs from the {len(header)} of the header {in_rows(uneven)} "
-            f"(row 1 is the first below the header)"
-        )
-    return dict(zip(header, zip(*rows, strict=True), strict=True))
+    if uneven := [number for number, row in rows.items() if len(row) != len(header)]:
+        where = f"{in_rows(range(len(uneven)), uneven)} ({NUMBERED})"
+        raise DataError(f"{path}: the number of fields differs from the {len(header)} of the header {where}")
+    return Table(dict(zip(header, zip(*rows.values(), strict=True), strict=True)), list(rows))
 
 
 def _check_names(path: Path, header: Sequence[str]) -> None:
@@ -214,8 +221,7 @@ def read_set(path: Path, declaration: Declaration) -> DataSet:
             raise DataError(f"{declaration.test.name} must have the columns of {path.name}, in any order")
         test_split, test_problems = encode(_labelled(test, declaration), declaration, features)
         problems += [f"{declaration.test.name}: {problem}" for problem in test_problems]
-    first = "the first with a label" if declaration.skip_unlabelled else "the first below the header"
-    refuse(f"{path.name} (row 1 is {first})", problems)
+    refuse(f"{path.name} ({NUMBERED})", problems)
     words, names = (declaration.numbering.size, ()) if declaration.text else (0, features.names)
     return DataSet(path.name, split, test_split, classes, size, words=words, target=declaration.target, features=names)
 
@@ -244,7 +250,8 @@ def _labelled(table: Table, declaration: Declaration) -> Table:
     kept = ~missing(labels) | (codes(labels, declaration.class_names) >= 0)  # a class may have a name such as "none"
     if not kept.any():
         raise DataError(f"column {declaration.label!r}: no row has a label")
-    return {name: tuple(compress(column, kept)) for name, column in table.items()}
+    of_kept = {name: tuple(compress(column, kept)) for name, column in table.items()}
+    return Table(of_kept, tuple(compress(table.numbers, kept)))
 
 
 def encode(table: Table, declaration: Declaration, features: Columns) -> tuple[Split, list[str]]:
@@ -263,10 +270,10 @@ def encode(table: Table, declaration: Declaration, features: Columns) -> tuple[S
         if isinstance(declaration.classes, int):
             last = declaration.classes - 1
             problem = f"not in 0..{last} (if labels are text, declare classes as the list of their names)"
-    problems += _problems(declaration.label, labels, wrong, problem=problem, by=" (--skip-unlabelled)")
+    problems += _problems(table, declaration.label, wrong, problem=problem, by=" (--skip-unlabelled)")
     users = None if declaration.users is None else table[declaration.users]
     if users is not None:
-        problems += _problems(str(declaration.users), users, missing(users), problem="")
+        problems += _problems(table, str(declaration.users), missing(users), problem="")
     return Split(inputs, targets, users), problems
 
 
@@ -276,7 +283,7 @@ def inputs_of(table: Table, declaration: Declaration, features: Columns) -> tupl
         return declaration.numbering.number(table[declaration.text]), []  # a text may be empty
     of_numbers = {name: column for name, column in features.declared.items() if isinstance(column, Number)}
     plain = {n: _plain(table[n], declaration, column.missing_words) for n, column in of_numbers.items() if n in table}
-    return features.encoded({**table, **plain})
+    return features.encoded({**table, **plain}, table.numbers)
 
 
 def _plain(column: Sequence[str], declaration: Declaration, words: Sequence[str] = ()) -> Sequence[str]:
@@ -291,12 +298,12 @@ def _plain(column: Sequence[str], declaration: Declaration, words: Sequence[str]
     return [text if gone else text.translate(_POINT_AND_COMMA) for text, gone in zip(column, absent, strict=True)]
 
 
-def _problems(name: str, column: Sequence[str], bad: np.ndarray, *, problem: str, by: str = "") -> list[str]:
+def _problems(table: Table, name: str, bad: np.ndarray, *, problem: str, by: str = "") -> list[str]:
     """One line for the rows of the mask ``bad`` whose value is missing, and one for those whose value is invalid."""
-    absent, way_out = missing(column), f"; fill it in or leave the row out{by}"
+    absent, way_out = missing(table[name]), f"; fill it in or leave the row out{by}"
     lines = ((bad & absent, "a value is missing", way_out), (bad & ~absent, problem, ""))
     return [
-        f"column {name!r}: {problem} {in_rows(np.flatnonzero(rows).tolist())}{way_out}"
+        f"column {name!r}: {problem} {in_rows(np.flatnonzero(rows).tolist(), table.numbers)}{way_out}"
         for rows, problem, way_out in lines
         if rows.any()
     ]

@@ -90,7 +90,7 @@ def _one_of(table: Mapping[str, Any]) -> pydantic.AfterValidator:
 _Count = Annotated[int, _named(checks.count)]
 _Whole = Annotated[int, _named(checks.whole)]
 _Positive = Annotated[float, _named(checks.positive)]
-_Rate = Annotated[float, pydantic.Field(gt=0, le=1_000_000)]  # above it weights would overflow
+_Rate = Annotated[float, _named(checks.positive), pydantic.Field(le=1_000_000)]  # above it weights would overflow
 _Seed = Annotated[int, pydantic.Field(ge=-(2**63), lt=2**63)]
 _Fraction = Annotated[float, _named(checks.open_fraction)]
 _BelowOne = Annotated[float, _named(checks.below_one)]
@@ -310,6 +310,9 @@ class Recipe:
         for batches, name in (("truncated", "largest_batch"), ("cyclic", "bands")):
             if (training.batches == batches) != (getattr(training, name) is not None):
                 yield f'batches = "{batches}" needs {name}, and no other batches have it'
+        if (largest := training.largest_batch) is not None and largest < (expected := training.batch_size):
+            enough = expected + math.ceil(5 * math.sqrt(expected))
+            yield f"largest_batch = {largest} would cut most batches, of {expected} expected; give {enough} or more"
         if self.augmentation.views > 1 and not self.augmentation.moves:
             yield "views of a record are mirrored or shifted; give flip = true or shift to the augmentation"
         if training.class_weights and data.target is not None:
@@ -490,16 +493,16 @@ def _suited(data: DataSection, model: str, epsilon: float) -> tuple[PrivacySecti
     return privacy, TrainingSection(lr=None, batch_size=batches.expected_batch_size, epochs=batches.epochs)
 
 
-def check_names(recipe: Recipe) -> None:
-    """Check what a recipe names and declares, a model and data, as far as it takes neither torch nor a record."""
-    for name in (recipe.data.name, recipe.public.data):
-        if name is not None and name not in data_sets.names() and not Path(name).exists():
-            data_sets.load(name)  # says which there are
-    model = recipe.model.name
-    if ":" not in model and model not in model_names() and not Path(model).is_dir():
+def check_names(data: str | None, public: str | None, model: str | None) -> None:
+    """Check that what has these names exists, as far as it takes neither torch nor a record; all problems at once."""
+    absent = [name for name in (data, public) if name and name not in data_sets.names() and not Path(name).exists()]
+    checks.all_of(*(partial(data_sets.load, name) for name in absent), partial(_check_model, model))
+
+
+def _check_model(name: str | None) -> None:
+    if name and ":" not in name and name not in model_names() and not Path(name).is_dir():
         own = "give your own as package.module:callable or a folder of Hugging Face"
-        raise ValueError(f"no model {model!r}; there are {', '.join(model_names())}, or {own}")
-    declaration_of(recipe)
+        raise ValueError(f"no model {name!r}; there are {', '.join(model_names())}, or {own}")
 
 
 def load_data(recipe: Recipe, data_dir: Path | None, *, holdout_key: bytes = b"") -> DataSet:

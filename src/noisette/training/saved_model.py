@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from noisette.data import DataError, DataSet, Split, tables
 from noisette.data.columns import ImageForm
+from noisette.data.dataset import refuse
 from noisette.data.load import unlabelled
 from noisette.nn import Whitening, models
 from noisette.training.build import model_of, outputs, replace_batch_norm
@@ -72,14 +73,11 @@ class SavedModel:
                 "the run was not trained on columns of a CSV, so no rows of one can be prepared for it; for texts name "
                 "their column with --text, for others load the model as report.html shows"
             )
-        found, features, inputs = tables.read(path, declared.encoding), declared.features(self.features), np.zeros(0)
-        problems = features.absent(found) if declared.text is None else []
-        if declared.text is not None and declared.text not in found:
-            problems = [f"there is no column {declared.text!r}"]
-        if not problems:
-            inputs, problems = tables.inputs_of(found, declared, features)
-        if problems:
-            raise DataError("\n  ".join([f"{path.name} (row 1 is the first below the header):", *problems]))
+        found, features, text = tables.read(path, declared.encoding), declared.features(self.features), declared.text
+        of_text = [f"there is no column {text!r}"] * (text not in found)
+        refuse(path.name, features.absent(found) if text is None else of_text)
+        inputs, problems = tables.inputs_of(found, declared, features)
+        refuse(f"{path.name} ({tables.NUMBERED})", problems)
         return inputs
 
     def read_images(self, path: Path) -> tuple[list[str], np.ndarray]:

@@ -64,6 +64,7 @@ def test_a_rare_class_has_its_own_headline_and_what_is_worse_than_a_constant_is_
         ({"log_loss": 0.6, "base_log_loss": 0.5, "base_rate": 0.6}, "Worse than the base rate in log loss. More"),
     ):
         assert f'<p class="worse">{said}' in page(replace(held_out(facts), test=replace(FIGURES, **change)))
+    assert "give class weights" not in replace(FIGURES, log_loss=0.46).problem, "they may have been given"
     even = replace(FIGURES, base_rate=0.6)
     assert "86.7 % test accuracy" in page(replace(held_out(facts), test=even))
     bad = NumberFigures(rmse=12.5, mae=4.0, base_rmse=12.0, base_mae=10.0, unit="h")

@@ -120,7 +120,7 @@ class ClassFigures:
         """In what the model is worse than a constant; "" where it is not."""
         loss = math.inf if self.log_loss is None else self.log_loss
         worse = ["accuracy"] * (self.accuracy < self.base_rate) + ["log loss"] * (loss > self.base_log_loss)
-        way_out = "lower the threshold of its probability or give class weights: see docs/how-to/unbalanced-classes.md"
+        way_out = "lower the threshold of its probability: see docs/how-to/unbalanced-classes.md, also on class weights"
         rare = f". To find more of the rare class, {way_out}" if self.is_unbalanced else ""
         return f"Worse than the base rate in {' and '.join(worse)}{rare}" if worse else ""
 

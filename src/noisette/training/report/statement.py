@@ -412,6 +412,8 @@ def _cost(facts: AnyRun) -> Iterator[str]:
         chosen by the results of those before it. The accountant would need all of them to be fixed before the first
         release. So epsilon is that of a Rényi odometer, which holds whatever was chosen; or it is the budget, where
         that is less and a Rényi filter has kept it."""
+    elif (others := sum(times for _, times in facts.released) - facts.steps) > 0 and facts.search is None:
+        yield f"Epsilon covers further releases ({others:,}), declared together with this run, which alone costs less."
     size = f"{terms.public_users:,} users" if terms.public_users else f"{facts.declared_size:,}"
     follow = " from which the sampling rate and the number of steps follow"
     if isinstance(facts, OwnFacts):
