@@ -39,7 +39,6 @@ REGISTRY: dict[str, BuiltIn] = {
         "networks:patches_and_scattering", "linear layer on resemblances to synthetic images and wavelet features"
     ),
     "resnet-18": BuiltIn("networks:resnet", "ResNet-18 for 32 x 32 pixels, with batch norm"),
-    "encoder": BuiltIn("networks:encoder", "Transformer encoder on word vectors (Lee & Kifer 2020)"),
     "transformer": BuiltIn("networks:transformer", "small Transformer for texts", of_words=True),
     "word-counts": BuiltIn("networks:word_counts", "linear layer on counts of a text's words", of_words=True),
     "ranked-word-counts": BuiltIn(

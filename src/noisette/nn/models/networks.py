@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -20,7 +19,7 @@ from noisette.lipschitz.propagation import output_shape
 from noisette.nn import features as fixed
 from noisette.nn.features import MirrorAverage, Scattering2d, WordCounts, WordVectors
 
-__all__ = ["Centred", "FixedFeatures", "Norm", "PatchScale", "Shape", "batch_norm", "cnn", "encoder", "layer_norm"]
+__all__ = ["Centred", "FixedFeatures", "Norm", "PatchScale", "Shape", "batch_norm", "cnn", "layer_norm"]
 __all__ += ["linear", "lipschitz_dense", "lipschitz_linear", "lipschitz_mixer", "mlp", "patches_and_scattering"]
 __all__ += ["ranked_word_counts", "resnet", "scattering", "scattering_lipschitz_linear", "standardised", "table"]
 __all__ += ["transformer", "whitened", "word_counts", "word_counts_and_vectors"]
@@ -287,32 +286,7 @@ def mean_of_used(x: Tensor, used: Tensor) -> Tensor:
     return (x * weights).sum(1) / weights.sum(1).clamp(min=1)
 
 
-class VectorEncoder(nn.Module):
-    """A Transformer encoder of one block on word vectors and places, the mean over the words, and a linear layer.
-
-    Texts have the shape (tokens, dimensions); the zero vector is padding. Source: Lee & Kifer 2020, section 6.1.
-    """
-
-    def __init__(self, shape: Shape, classes: int) -> None:
-        super().__init__()
-        need_axes("encoder", shape, 2, "texts as word vectors (tokens, dimensions)")
-        tokens, width = shape
-        # Sines and cosines of falling frequency (Vaswani et al. 2017, section 3.5).
-        frequencies = 10_000.0 ** -(2 * (torch.arange(width) // 2) / width)
-        angles = torch.arange(tokens).unsqueeze(1) * frequencies
-        places = torch.where(torch.arange(width) % 2 == 0, angles.sin(), angles.cos())
-        self.places = nn.Buffer(places, persistent=False)
-        heads = math.gcd(width, 8)
-        self.block = nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.0, batch_first=True)
-        self.scores = nn.Linear(width, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        used = (x != 0).any(-1)
-        encoded = self.block(x + self.places, src_key_padding_mask=_unattended(used))
-        return self.scores(mean_of_used(encoded, used))
-
-
-transformer, encoder = WordTransformer, VectorEncoder  # as factories
+transformer = WordTransformer  # as a factory
 
 
 _DIMS, _SHARE = 50, 0.25  # numbers of a vector, and the vectors' share of the squared length of all features
