@@ -231,22 +231,6 @@ def test_a_folder_of_hugging_face(tmp_path: Path) -> None:
         models.build(str(tmp_path), (4,), 2, 7)
 
 
-def test_counts_and_vectors_of_a_text_are_a_quarter_vectors_and_come_from_a_file(tmp_path: Path) -> None:
-    made = models.build("word-counts-and-vectors", (6,), 3, 10)
-    assert isinstance(made, models.FixedFeatures)
-    given = {f"features.{name}": value for name, value in made.features.state_dict().items()}
-    given["features.vectors.vectors"] = torch.zeros(10, 50)
-    given["features.vectors.vectors"][9, 7] = 2.0
-    save_file(given, tmp_path / "vectors.safetensors")
-    made = models.pretrained(made, tmp_path / "vectors.safetensors")
-    assert isinstance(made, models.FixedFeatures)
-    features = made.features(TEXTS)
-    torch.testing.assert_close(features[0].norm(), torch.tensor(1.0))
-    assert (features[0, 10:].nonzero().tolist(), features[0, 17].item()) == ([[7]], pytest.approx(0.5))
-    assert not features[1, 10:].any()
-    assert [p.shape for p in made.parameters() if p.requires_grad] == [(3, 60)]
-
-
 def test_names_of_models_are_known_without_torch() -> None:
     code = "import sys; from noisette.nn.models import names; sys.exit(not names() or 'torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -44,9 +44,6 @@ REGISTRY: dict[str, BuiltIn] = {
     "ranked-word-counts": BuiltIn(
         "networks:ranked_word_counts", "the same, with less weight on common English words", of_words=True
     ),
-    "word-counts-and-vectors": BuiltIn(
-        "networks:word_counts_and_vectors", "the same, beside public vectors of the words (give weights)", of_words=True
-    ),
     "lipschitz-linear": BuiltIn("networks:lipschitz_linear", "1-Lipschitz linear layer"),
     "lipschitz-dense": BuiltIn("networks:lipschitz_dense", "1-Lipschitz network with a hidden layer of 128 units"),
     "lipschitz-mixer": BuiltIn("networks:lipschitz_mixer", "1-Lipschitz MLP-Mixer"),
