@@ -16,7 +16,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from benchmarks.growth import LLAMAS
+from benchmarks.growth import LLAMAS, weights_of
 from benchmarks.steps.comparison import ahead, best_of, overhead, summary
 from benchmarks.steps.methods import OURS, is_peer
 from benchmarks.steps.results import read
@@ -123,19 +123,17 @@ def table_of_language_models(cells: list[dict[str, Any]]) -> str:
     """
     measured = {tuple(cell["size"]): cell for cell in cells}
     rows = ["| weights | trained | texts | memory, GiB | step, s | |", "|---|---|---|---|---|---|"]
-    small_width, _, small_layers = LLAMAS["100M"]
-    for (name, (width, inner, layers)), trained in itertools.product(LLAMAS.items(), ("all", "LoRA")):
-        one, four = (measured["100M", trained, texts] for texts in (1, 4))
-        larger = (layers * width * (4 * width + 3 * inner) + 64_000 * width) / one["weights"]
+    small = LLAMAS["100M"]
+    for (name, model), trained, texts in itertools.product(LLAMAS.items(), ("all weights", "LoRA"), (1, 4)):
+        one, same, four = (measured["100M", trained, number] for number in (1, texts, 4))
+        ratio = weights_of(*model) / weights_of(*small)
         of_text = (four["bytes"] - one["bytes"]) / 3
-        for texts, small in ((1, one), (4, four)):
-            found, how = measured.get((name, trained, texts)), "measured"
-            if found is None:
-                activations = texts * of_text * layers * width / (small_layers * small_width)
-                found = {"bytes": (one["bytes"] - of_text) * larger + activations, "step_ms": small["step_ms"] * larger}
-                how = "computed"
-            figures = f"{found['bytes'] / 2**30:.1f} | {found['step_ms'] / 1000:.3g} | {how}"
-            rows.append(f"| {name} | {'all weights' if trained == 'all' else trained} | {texts} | {figures} |")
+        activations = texts * of_text * model[0] * model[2] / (small[0] * small[2])
+        computed = {"bytes": (one["bytes"] - of_text) * ratio + activations, "step_ms": same["step_ms"] * ratio}
+        found = measured.get((name, trained, texts))
+        of, how = (computed, "computed") if found is None else (found, "measured")
+        figures = f"{of['bytes'] / 2**30:.1f} | {of['step_ms'] / 1000:.2g} | {how}"
+        rows.append(f"| {weights_of(*model) / 1e9:.2g}e9 | {trained} | {texts} | {figures} |")
     return "\n".join(rows)
 
 
