@@ -132,8 +132,8 @@ def table_of_language_models(cells: list[dict[str, Any]]) -> str:
         computed = {"bytes": (one["bytes"] - of_text) * ratio + activations, "step_ms": same["step_ms"] * ratio}
         found = measured.get((name, trained, texts))
         of, how = (computed, "computed") if found is None else (found, "measured")
-        figures = f"{of['bytes'] / 2**30:.1f} | {of['step_ms'] / 1000:.2g} | {how}"
-        rows.append(f"| {weights_of(*model) / 1e9:.2g}e9 | {trained} | {texts} | {figures} |")
+        figures = f"{of['bytes'] / 2**30:.1f} | {of['step_ms'] / 1000:.3g} | {how}"
+        rows.append(f"| {weights_of(*model) / 1e6:,.0f} million | {trained} | {texts} | {figures} |")
     return "\n".join(rows)
 
 

@@ -1,10 +1,11 @@
 """TRL's ``SFTTrainer`` with differential privacy: chat templates, losses of completions alone, adapters."""
 
+# pyright: reportMissingImports=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 from dataclasses import dataclass
 from typing import Any
 
 from transformers import Trainer
-from trl import SFTConfig, SFTTrainer  # pyright: ignore[reportMissingImports]
+from trl import SFTConfig, SFTTrainer
 
 from noisette.integrations.transformers import PrivateTrainer, PrivateTrainingArguments
 
