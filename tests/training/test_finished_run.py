@@ -232,7 +232,7 @@ def test_forged_facts_end_in_a_message(run):
 
 def test_facts_that_would_need_more_memory_than_there_is_are_refused(run):
     told = facts(run)
-    large = {"classes": 10**9, "input_shape": [10**9] * 2, "words": 10**10, "word_vectors": [10**9, 50]}
+    large = {"classes": 10**9, "input_shape": [10**9] * 2, "words": 10**10}
     for name, value in (large | {"event": {"mechanism": []}}).items():
         reseal(run, told | {name: value})
         refusal(noisette("audit", run), "is altered: ")

@@ -206,7 +206,7 @@ def resume(
     whitening = Whitening(**saved["whitening"]) if recipe.model.whitened else None
     setup = TrainingSetup(recipe, data, public, lambda: saved["principal components"], whitening)
     if setup.public_digest != saved["public examples"]:
-        given = "the public examples, first weights or word vectors"
+        given = "the public examples or first weights"
         raise ValueError(f"{given} are not those that the run began with; resume it with the same files")
     ranks = ranks_of(ranks)
     with PrivateRun.resume(

@@ -317,7 +317,6 @@ class FinishedRun:
     data: str
     declared_size: _Count
     input_shape: _Sizes
-    word_vectors: _Sizes
     classes: _Count
     words: Annotated[int, pydantic.Field(ge=0)]
     features: Annotated[tuple[str, ...], _LIST]
@@ -349,7 +348,6 @@ class FinishedRun:
         for name, count, limit in (
             ("classes", self.classes, most),
             ("words", self.words, most),
-            ("word_vectors", math.prod(self.word_vectors), most),
             ("whitened", recipe.model.whitened, most),
             ("components", recipe.projection.components, most),
             ("tokens", recipe.data.tokens, most),
