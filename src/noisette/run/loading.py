@@ -246,7 +246,6 @@ def _rows(column: Any, at: np.ndarray, cast: torch.dtype | None) -> Tensor:
     return column.index_select(0, torch.as_tensor(at, device=column.device))  # quicker than column[at]
 
 
-_LOG = logging.getLogger("noisette.run")
 _SILENCE = 1.0  # seconds before a wait is announced
 _LARGE = 2**22  # bytes
 Parts = Iterator[np.ndarray]  # the indices of one microbatch after another
@@ -310,7 +309,7 @@ class Processes:
     def microbatches(self, parts: Parts) -> Iterator[Any]:
         self._plan.parts = parts
         begun = "the processes that load records are starting (%d): each imports what script and data set need, once"
-        announced = Timer(_SILENCE, _LOG.warning, [begun, self._loader.num_workers])
+        announced = Timer(_SILENCE, logging.getLogger("noisette.run").warning, [begun, self._loader.num_workers])
         if self._loader._iterator is None:
             announced.start()
         try:

@@ -169,8 +169,8 @@ class UserRecords:
         self.users = users
         words = np.empty(len(users), dtype=np.uint64)
         key.fill(words, purpose="kept records", name="", step=0)
-        # The records of each user together, in an order that whoever orders the data set cannot steer: by their user's
-        # number, and then by the first bits of the words: one sort, in half the time of ``np.lexsort``.
+        # The records of each user together, in an order that whoever orders the data set cannot steer: by words that
+        # begin with the user. ``np.lexsort`` takes twice as long.
         bits = int(users.max(initial=0)).bit_length()
         words >>= np.uint64(bits)
         words |= users.astype(np.uint64) << np.uint64(64 - bits)
