@@ -5,6 +5,7 @@ The size of a microbatch bounds memory and nothing else: the sum over a batch do
 
 from __future__ import annotations
 
+import logging
 import math
 import multiprocessing
 import warnings
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import chain, islice
 from pathlib import Path
+from threading import Timer
 from typing import Any, Literal
 
 import numpy as np
@@ -244,6 +246,7 @@ def _rows(column: Any, at: np.ndarray, cast: torch.dtype | None) -> Tensor:
     return column.index_select(0, torch.as_tensor(at, device=column.device))  # quicker than column[at]
 
 
+_SILENCE = 1.0  # seconds before a wait is announced
 _LARGE = 2**22  # bytes
 Parts = Iterator[np.ndarray]  # the indices of one microbatch after another
 
@@ -305,8 +308,13 @@ class Processes:
 
     def microbatches(self, parts: Parts) -> Iterator[Any]:
         self._plan.parts = parts
+        begun = "the processes that load records are starting (%d): each imports what script and data set need, once"
+        announced = Timer(_SILENCE, logging.getLogger("noisette.run").warning, [begun, self._loader.num_workers])
+        if self._loader._iterator is None:
+            announced.start()
         try:
             for microbatch in self._loader:
+                announced.cancel()
                 yield _sending(microbatch, self._to)()
         except RuntimeError as error:
             if "exited unexpectedly" not in str(error):
@@ -316,6 +324,8 @@ class Processes:
                 "The step is not released, and stays paid for until the run is closed. Close the run and resume it "
                 "from its checkpoint, with fewer workers or batches(workers=0)"
             ) from error
+        finally:
+            announced.cancel()
 
     def close(self) -> None:
         if (running := self._loader._iterator) is not None:
