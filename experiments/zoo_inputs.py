@@ -344,8 +344,8 @@ INPUTS: dict[str, Callable[[Any], Fields]] = {
     **_many("WavTokenizerModel", sound),
     **_many("OmniASRAudioModel", sound),
     **_many("OmniASRForCTC", lambda c: {**sound(c), "padding_mask": ones(800)}),
-    **_many("NeuCodecModel Xcodec2Model", lambda c: {**sound(c), "input_features": torch.randn(B, 4, 160)}),
-    **_many("HiggsAudioV2TokenizerModel", sound),
+    **_many("NeuCodecModel Xcodec2Model", lambda c: {**sound(c), "input_features": torch.randn(B, 25, 160)}),
+    **_many("HiggsAudioV2TokenizerModel", lambda c: {**sound(c), "input_values": torch.randn(B, 1, 912)}),
     **_many(
         "VoxtralRealtimeForConditionalGeneration",
         lambda c: {

@@ -270,7 +270,10 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "blt": {name: {"hidden_size_global": 16, "cross_attn_k": 2} for name in ("encoder_config", "decoder_config")}
     | {"cross_attn_k": 2},
     **_each("led longformer", {"attention_window": [4, 4]}),
-    "gemma3n": {"text_config": {"num_kv_shared_layers": 0}},
+    "gemma3n": {
+        "text_config": {"num_kv_shared_layers": 0, **_GEMMA_PER_LAYER},
+        "vision_config": {"architecture": "mobilenetv4_conv_small"},
+    },
     "instructblip": {"image_token_index": 44},
     "instructblipvideo": {"video_token_index": 44},
     "granite4_vision": {
@@ -283,7 +286,13 @@ OVERRIDES: dict[str, dict[str, Any]] = {
             **{"image_size": 64, "num_windows": 4, "window_block_indices": [0], "out_features": ["stage1", "stage2"]}
         },
     },
-    **_each("neucodec xcodec2", {"hidden_size": 32, "decoder_hidden_size": 32, "quantization_dim": 48}),
+    **_each(
+        "neucodec xcodec2",
+        {
+            **{"hidden_size": 32, "decoder_hidden_size": 32, "encoder_hidden_size": 8, "quantization_dim": 48},
+            "downsampling_ratios": [2, 2, 2, 4],
+        },
+    ),
     **_each("sam3 sam3_lite_text", {"vision_config": {"fpn_hidden_size": 16}}),
     "sam3_tracker": {
         "vision_config": {"fpn_hidden_size": 16, "backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]]},
@@ -310,7 +319,11 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     },
     **_each("wavtokenizer wavtokenizer_encoder", {"codebook_dim": 16, "decoder_hidden_size": 32}),
     "zaya": {"num_experts_per_tok": 1},
-    "apertus1p5": {"audio_config": {"codebook_dim": 16, "decoder_hidden_size": 32}},
+    "apertus1p5": {
+        "audio_config": {"codebook_dim": 16, "decoder_hidden_size": 32, "codebook_size": 4},
+        "vision_config": {"base_channels": 32, "codebook_size": 4},
+        **{"image_token_offset": 38, "audio_token_offset": 42, "image_token_id": 46, "audio_token_id": 47},
+    },
     "clvp": {name: {"hidden_size": 64} for name in ("text_config", "speech_config")},
     "efficientloftr": {
         **{"stage_num_blocks": [1, 1, 1, 1], "out_features": [8, 8, 16, 32], "hidden_size": 32},
@@ -322,8 +335,13 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "descriptor_dim": 16,
         "keypoint_detector_config": {
             **{"encoder_hidden_sizes": [8, 8, 8, 8], "decoder_hidden_size": 8, "keypoint_decoder_dim": 65},
-            "descriptor_decoder_dim": 16,
+            **{"descriptor_decoder_dim": 16, "max_keypoints": 8},
         },
+    },
+    "llama4": {
+        "vision_config": {
+            **{"intermediate_size": 64, "projector_input_dim": 16, "projector_output_dim": 16, "vision_output_dim": 16}
+        }
     },
     "moonshine_streaming": {"num_key_value_heads": 2},
     "perception_lm": {
@@ -341,7 +359,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
             "kernel_list": [3, 2, 2],
         },
         "intraclass_block_config": {
-            **dict.fromkeys(("reduce_channel", "return_channel"), [1, 1, 0]),
+            **{f"{name}_channel": [1, 1, 0] for name in ("reduce", "return")},
             **{f"vertical_long_to_small_conv_{name}ratio": [[n, 1], 1, [n // 2, 0]] for name, n in _RATIOS.items()},
             **{f"horizontal_small_to_long_conv_{name}ratio": [[1, n], 1, [0, n // 2]] for name, n in _RATIOS.items()},
             **{f"symmetric_conv_long_{name}ratio": [n, 1, n // 2] for name, n in _RATIOS.items()},
