@@ -36,9 +36,9 @@ REASONS = {
 }
 FOUR = ("exact, vectorised", "exact, one by one", "refused", "not built")
 OTHERS = {
-    "wrong": "have another sum than the loop",
-    "crashed": "end with an error or not in time",
-    "random": "have random gradients in plain PyTorch",
+    "wrong": "with another sum than the loop",
+    "crashed": "that end with an error or not in time",
+    "random": "with random gradients in plain PyTorch",
 }
 OTHER = "another error of the model's own code"
 NOTE = 160  # characters of a message

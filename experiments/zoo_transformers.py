@@ -106,7 +106,7 @@ def without_dropout(config: Any) -> None:
         if isinstance(value, transformers.PretrainedConfig):
             without_dropout(value)
         elif isinstance(value, float) and any(
-            part in name for part in ("drop", "jitter", "noise", "mask_time_prob", "mask_feature_prob")
+            part in name for part in ("drop", "jitter", "noise", "vae_std", "mask_time_prob", "mask_feature_prob")
         ):
             setattr(config, name, 0.0)
         elif name == "apply_spec_augment":
