@@ -324,7 +324,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "vision_config": {"base_channels": 32, "codebook_size": 4},
         **{"image_token_offset": 38, "audio_token_offset": 42, "image_token_id": 46, "audio_token_id": 47},
     },
-    "clvp": {name: {"hidden_size": 64} for name in ("text_config", "speech_config")},
+    "clvp": {name: {"hidden_size": 64} for name in ("text_config", "speech_config")}
+    | {"decoder_config": {"decoder_fixing_codes": [8, 4, 4, 24]}},
     "efficientloftr": {
         **{"stage_num_blocks": [1, 1, 1, 1], "out_features": [8, 8, 16, 32], "hidden_size": 32},
         "num_attention_heads": 8,
