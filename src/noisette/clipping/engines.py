@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,11 +17,12 @@ from torch.overrides import TorchFunctionMode
 
 from noisette import errors as checks
 from noisette.core import trace, vmap
-from noisette.core.backward import per_example_gradients, search, user_hooks_disabled
+from noisette.core.backward import per_example_gradients, search
 from noisette.core.clip import BookKeeping as BookKeeping
 from noisette.core.clip import ClippedSum, Clipping, Engine, Weights, clip_and_sum, group_norms, may_wait, together
 from noisette.core.forms import Dense, ExampleGradients, Operation, with_norms
 from noisette.core.loss import CallAgainError, Loss, Microbatch
+from noisette.core.release import gradients_apart
 from noisette.core.trace import CALL, ForwardPass, LossCall, Recording, TrainedModel, recorded, tensors_among
 from noisette.core.trees import Args, Keywords, leaves, map_leaves, tensors, with_leaves
 from noisette.core.vmap import DRAWN, DRAWS, QUESTIONS, Draws, NotVectorizedError, as_if_compiled
@@ -75,9 +76,12 @@ def _loss_and_gradients(
 
 def _gradients(outputs: list[Tensor], arrived: list[Tensor] | None, leaves: Mapping[Any, Tensor]) -> dict[Any, Tensor]:
     """The gradients of one example, (1, *leaf.shape), by name; ``arrived`` are those at the outputs."""
-    with user_hooks_disabled(leaves.values()):
+    with gradients_apart(leaves.values()) as written:
         found = torch.autograd.grad(outputs, [*leaves.values()], arrived, arrived is not None, allow_unused=True)
-    named = {name: g for name, g in zip(leaves, found, strict=True) if g is not None}
+    named = dict[Any, Tensor]()
+    for (name, leaf), g in zip(leaves.items(), found, strict=True):
+        if parts := [part for part in (g, written.get(id(leaf))) if part is not None]:
+            named[name] = sum(parts[1:], parts[0])
     return {name: (g if g.layout is torch.strided else g.to_dense()).unsqueeze(0) for name, g in named.items()}
 
 
@@ -155,9 +159,10 @@ def record_rows(model: TrainedModel, batch: Microbatch, *, one_by_one: bool) -> 
             "tensor.detach() where none are needed, call model.eval() first where those of inputs are, or make what "
             "computes the tensor a part of the model"
         )
+    code = vmap.WithSharedNumbers(model.module, model.buffers.seed)
     if not one_by_one:
         try:
-            output, rows, recording = recorded(model.module, model, batch)
+            output, rows, recording = recorded(code, model, batch)
             return _returned(batch.count, output, rows, recording)
         except NotVectorizedError as error:
             warnings.warn(says_one_by_one(error.cause), OneByOneWarning, stacklevel=7)
@@ -165,7 +170,7 @@ def record_rows(model: TrainedModel, batch: Microbatch, *, one_by_one: bool) -> 
     for k in range(batch.count):
         one = batch.of_rows([k])
         with model.buffers.lent():
-            outputs.append(model.module(*one.args, **one.kwargs))
+            outputs.append(code(*one.args, **one.kwargs))
     entries = zip(*map(leaves, outputs), strict=True)
     columns = [list(entry) if isinstance(entry[0], Tensor) else None for entry in entries]
     return _returned(batch.count, outputs[0], columns, None)
@@ -239,17 +244,23 @@ def _of_row(
 
 
 def calls_of_loss(
-    loss: Loss, trained: TrainedModel, batch: Microbatch, public: Iterable[Tensor], recompute: trace.Recompute
+    loss: Loss,
+    trained: TrainedModel,
+    batch: Microbatch,
+    public: Iterable[Tensor],
+    recompute: trace.Recompute,
+    opened: set[nn.Module],
 ) -> RecordedCall:
     """The calls of modules until the loss fails in ``vmap``, as one, and the gradients that arrive at their outputs.
 
     For these gradients the loss is called with each example, and is given its rows of what the modules have returned.
+    A module that fails in ``vmap``, as one that computes the loss itself, is ``opened``: those inside of it are called.
 
     A ``NotVectorizedError`` says that a module cannot be vectorised, or losses depend on weights or records otherwise.
 
     Guarantee: what arrives at an example's rows is computed from that example, these rows, weights and buffers alone.
     """
-    model, weights, modules = trained.module, trained.parameters, list[nn.Module]()
+    model, weights, modules = trained.module, trained.parameters, list[tuple[nn.Module, vmap.OtherNumbers]]()
     call = LossCall(loss, model, batch, trained.buffers)
     copied = partial(map_leaves, lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf)
 
@@ -259,18 +270,21 @@ def calls_of_loss(
         modules.clear()
 
         def called(module: nn.Module, *given: Any) -> Any:
-            modules.append(module)
+            nonlocal under_way
+            under_way = module
             found.append(copied(given))  # the loss may write into what it gives and gets
             held = tensors(given)
             before = [(id(tensor), tensor._version) for tensor in held]
             output = module(*given[0], **given[1])
             if before != [(id(tensor), tensor._version) for tensor in tensors(given)] or vmap.current_level() != level:
                 raise NotVectorizedError("A module writes into its arguments, or is called within torch.func.")
+            under_way = None
             found.append(copied(output))
+            modules.append((module, vmap.OtherNumbers.now()))
             return output
 
         try:
-            with _calls_made_by(called, model):
+            with _calls_made_by(called, model, opened):
                 loss(model, *args, **kwargs)
         except Exception as error:
             is_ours = isinstance(error, PrivacyError | CallAgainError | torch.OutOfMemoryError)
@@ -280,8 +294,16 @@ def calls_of_loss(
             raise NotVectorizedError("The loss writes into a buffer.")
         return found
 
-    with vmap.shared_numbers_refused():
-        found, columns, recording = recorded(until_it_fails, trained, batch, public, recompute)
+    while True:
+        under_way: nn.Module | None = None  # the module that fails
+        try:
+            found, columns, recording = recorded(until_it_fails, trained, batch, public, recompute)
+            break
+        except NotVectorizedError:
+            if under_way is None or next(under_way.children(), None) is None:
+                raise
+            batch.check_unwritten()
+            opened.add(under_way)
     entries = iter(zip(leaves(found), columns, strict=True))
     parts = [[next(entries) for _ in leaves(part)] for part in found]
     ends = [rows for part in parts[1::2] for _, rows in part if rows is not None]
@@ -295,7 +317,7 @@ def calls_of_loss(
             calls, following = iter(zip(modules, parts[::2], found[1::2], parts[1::2], strict=True)), iter(returned)
 
             def again(module: nn.Module, *given: Any) -> Any:
-                expected, arguments, output, entries = next(calls)
+                (expected, numbers), arguments, output, entries = next(calls)
                 are_rows = all(
                     now.shape == rows.shape[1:] and torch.allclose(rows[k], now, rtol=1e-3, atol=1e-6, equal_nan=True)
                     for (_, rows), now in zip(arguments, leaves(given), strict=True)
@@ -303,6 +325,7 @@ def calls_of_loss(
                 )
                 if module is not expected or not are_rows:  # as where random numbers that reach it are drawn anew
                     raise ValueError("the loss calls modules otherwise for one example")
+                numbers.restore()
                 values = [leaf if rows is None else next(following).clone() for leaf, rows in entries]
                 return with_leaves(output, values)
 
@@ -315,7 +338,7 @@ def calls_of_loss(
         return gradients
 
     try:
-        with _calls_made_by(lambda *made: of_one(*made), model):
+        with _calls_made_by(lambda *made: of_one(*made), model, opened):
             each = [gradients_of(k) for k in range(batch.count)]
     except torch.OutOfMemoryError:
         raise
@@ -330,9 +353,12 @@ def calls_of_loss(
 
 
 @contextmanager
-def _calls_made_by(instead: Callable[..., Any], model: nn.Module) -> Iterator[None]:
-    """Within it ``instead(module, args, kwargs)`` is what a call of a module of the model gives outside of others."""
-    own, before, is_inside = set(model.modules()), nn.Module.__call__, False
+def _calls_made_by(instead: Callable[..., Any], model: nn.Module, opened: Set[nn.Module]) -> Iterator[None]:
+    """Within it ``instead(module, args, kwargs)`` is what a call of a module of the model gives outside of others.
+
+    Those that are ``opened`` do not count: they are called as they are.
+    """
+    own, before, is_inside = set(model.modules()) - opened, nn.Module.__call__, False
 
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         nonlocal is_inside

@@ -8,6 +8,7 @@ examples. A tensor that depends on no example is not wrapped. All names of ``vma
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import random
 import sys
@@ -17,7 +18,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -97,6 +98,7 @@ _CAUSES = {  # a part of PyTorch's message -> what it means
         "random numbers that come from it in front of the call, and pass them as an argument with one row per example"
     ),
     CALLS_FUNCTIONS: _CONTROL_FLOW,
+    "SparseCsr": "computes with a sparse tensor; give it .to_sparse() or .to_dense()",
     "does not require grad": "asks for gradients by backward(); use torch.autograd.grad or torch.func.grad",
 }
 _SIGNS = ("vmap", "functorch", "torch.func", "Batching rule", "BatchedTensor", *_CAUSES)
@@ -253,25 +255,48 @@ def _where(traceback: TracebackType | None, model: nn.Module) -> str:
     return found
 
 
-@contextmanager
-def shared_numbers_refused() -> Iterator[None]:
-    """Within it a loss is called for a whole microbatch, and must not draw from Python's or NumPy's global generator.
+class OtherNumbers(NamedTuple):
+    """The states of the global generators of Python and NumPy."""
 
-    Torch draws for each example. A number of theirs would be shared by those of a microbatch, which depend on others.
+    python: tuple[Any, ...]
+    numpy: Any
+
+    @classmethod
+    def now(cls) -> OtherNumbers:
+        return cls(random.getstate(), np.random.get_state(legacy=False))
+
+    def restore(self) -> None:
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)
+
+    def are_as(self, other: OtherNumbers) -> bool:
+        parts = zip(self.numpy["state"].values(), other.numpy["state"].values(), strict=True)
+        return self.python == other.python and all(itertools.starmap(np.array_equal, parts))
+
+
+@dataclass
+class WithSharedNumbers:
+    """A loss, or a model, for which the global generators of Python and NumPy begin each call with the batch's seed.
+
+    In one call for several examples these share the numbers; so all records of a batch do, and the batches differ.
+
+    Guarantee: an example's numbers follow from the batch's seed, equal on all ranks, and its own way through the code.
     """
-    before = _states_of_python_and_numpy()
-    yield
-    if _states_of_python_and_numpy() != before:
-        raise NotVectorizedError(
-            "The loss draws from the random generator of Python or NumPy: in one call for a whole microbatch, its "
-            "examples would share the numbers; draw them by torch."
-        )
 
+    code: Callable[..., Any]
+    seed: int
+    has_drawn: bool = False  # some call
 
-def _states_of_python_and_numpy() -> tuple[object, ...]:
-    numpy: Any = np.random.get_state(legacy=False)
-    words = [part.tobytes() if isinstance(part, np.ndarray) else part for part in numpy["state"].values()]
-    return random.getstate(), *words
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        before, digest = OtherNumbers.now(), hashlib.sha256(f"{self.seed} of Python and NumPy".encode()).digest()
+        random.seed(digest)
+        np.random.seed(np.frombuffer(digest, np.uint32))
+        begun = OtherNumbers.now()
+        try:
+            return self.code(*args, **keywords)
+        finally:
+            self.has_drawn |= not begun.are_as(OtherNumbers.now())
+            before.restore()
 
 
 @contextmanager

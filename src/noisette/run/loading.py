@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default
 
 from noisette import errors as checks
 from noisette.core.batches import Batch, MicrobatchSize, Records
+from noisette.core.loss import check_layouts
 from noisette.core.steps import generator_apart, seed_secretly
 from noisette.core.trees import map_leaves, tensors
 from noisette.errors import PrivacyError
@@ -111,6 +112,7 @@ def records_of(dataset: Any, collate_fn: Collate | None = None, dtype: torch.dty
         if all(getattr(type(dataset), name, None) is getattr(TensorDataset, name, None) for name in named):
             dataset = dataset.tensors  # no code of its own changes them
     columns = _columns_of(dataset)
+    check_layouts([column for column in columns or () if isinstance(column, Tensor)])
     if columns is None:
         _check_records(dataset)
         return Records(len(dataset), EachAlone(dataset, collate_fn))
@@ -234,7 +236,8 @@ class Rows:
     def take_long(self, expected: float) -> bool:
         """Whether copying the rows of so many records takes longer than to have a thread do it."""
         columns = tree_leaves(self._columns)
-        size = sum(column.nbytes / max(1, len(column)) for column in columns)
+        dense = [column for column in columns if not getattr(column, "is_sparse", False)]
+        size = sum(column.nbytes / max(1, len(column)) for column in dense)
         return size * expected >= _LARGE or any(isinstance(column, np.memmap) for column in columns)
 
 

@@ -20,12 +20,12 @@ from noisette.capture.captured import Capture, schedule_of
 from noisette.capture.step import CapturedSteps
 from noisette.clipping.rules import FlatClipping
 from noisette.core import clip
-from noisette.core.backward import UncoveredError, user_hooks_disabled
+from noisette.core.backward import UncoveredError
 from noisette.core.clip import BookKeeping, ClippedSum, Clipping, ClippingRule, Engine, Group, clipping_of, together
-from noisette.core.loss import Loss, Microbatch, ModelBuffers, OutsideTensors, Unwrapped
-from noisette.core.release import BoundedSum, Stateful
+from noisette.core.loss import Loss, Microbatch, ModelBuffers, OutsideTensors, Unwrapped, check_layouts
+from noisette.core.release import BoundedSum, Stateful, gradients_apart
 from noisette.core.trace import LossCall, TrainedModel, record_losses
-from noisette.core.vmap import ExamplesDisagreeError, NotVectorizedError, shared_numbers_refused
+from noisette.core.vmap import ExamplesDisagreeError, NotVectorizedError, WithSharedNumbers
 from noisette.errors import MissingRuleError, PrivacyError
 from noisette.ranks import Alone, AnyRanks, in_step
 from noisette.ranks.process_group import canonical_parameters
@@ -119,6 +119,7 @@ class PerExampleClip:
         self._known_losses: set[object] = set()  # by their code: called once, so that it is known what they draw
         self._is_one_by_one = False  # the loss cannot be vectorised
         self._may_call_model_at_once = not getattr(self.engine, "computes_again", False)  # though the loss may not be
+        self._opened: set[nn.Module] = set()  # modules that cannot be vectorised, though those inside of them may be
         self._is_first = True  # no microbatch has been added yet
         self._skips_errors = errors == "skip"
         self._tried = self._failed = 0  # examples so far, and those whose loss has raised
@@ -187,6 +188,7 @@ class PerExampleClip:
     def add(self, loss: Loss, microbatch: Microbatch, public: tuple[Tensor, ...]) -> None:
         """Lines 2 and 3 of algorithm 1 for the examples of a microbatch, as :meth:`accumulate`."""
         self._check_open()
+        check_layouts(microbatch.tensors)
         if microbatch.count == 0:
             return
         self._tried += microbatch.count
@@ -226,7 +228,7 @@ class PerExampleClip:
         try:
             with torch.random.fork_rng(devices=[]), self.buffers.lent():
                 value = loss(self.model, *microbatch.args, **microbatch.kwargs).sum()
-            with user_hooks_disabled(trained):
+            with gradients_apart(trained):
                 joined = torch.autograd.grad(value, trained, allow_unused=True)
         except Exception:  # of several examples a loss may raise anything
             return
@@ -352,11 +354,11 @@ class PerExampleClip:
                 self._may_call_model_at_once &= isinstance(error, NotVectorizedError)
         from noisette.clipping.engines import calls_of_loss, clipped_sum_of, clipped_sum_one_by_one
 
-        trained = self._trained()
+        trained, loss = self._trained(), WithSharedNumbers(loss, self.buffers.seed)
         model = TrainedModel(self.model, trained, self.buffers, self._outside)
         if self._may_call_model_at_once:
             try:
-                calls = calls_of_loss(loss, model, microbatch, public, recompute)
+                calls = calls_of_loss(loss, model, microbatch, public, recompute, self._opened)
                 with _without_autocast(microbatch.tensors[0].device.type):
                     return clipped_sum_of([calls], 1, self.engine, trained, clipping)
             except (NotVectorizedError, MissingRuleError, NotImplementedError):
@@ -372,11 +374,13 @@ class PerExampleClip:
         trained = self._trained()
         repeats = not once and getattr(self.engine, "repeats_the_pass", False)
         model = TrainedModel(self.model, trained, self.buffers, self._outside)
-        record = partial(record_losses, loss, model, microbatch, public, None if once else recompute)
-        code = _code_of(loss)
-        with nullcontext() if code in self._known_losses else shared_numbers_refused():
-            forward = repeatable(record, microbatch.tensors) if repeats else record()
-        if not forward.recording.has_asked:  # otherwise another batch may go another way
+        shared, code = WithSharedNumbers(loss, self.buffers.seed), (_code_of(loss), self.model.training)
+        called = loss if code in self._known_losses else shared
+        record = partial(record_losses, called, model, microbatch, public, None if once else recompute)
+        forward = repeatable(record, microbatch.tensors) if repeats else record()
+        if shared.has_drawn and once and not self._is_sharded:
+            raise NotVectorizedError("The loss draws from the random generator of Python or NumPy.")
+        if not (forward.recording.has_asked or shared.has_drawn):  # otherwise another batch may go another way
             self._known_losses.add(code)
         with _without_autocast(forward.losses.device.type):
             return self.engine.clipped_sum(forward, trained, clipping)
