@@ -112,12 +112,6 @@ class Microbatch:
             )
 
 
-def check_layouts(tensors: Iterable[Tensor]) -> None:
-    """Check that rows can be taken out of these tensors."""
-    if odd := [tensor.layout for tensor in tensors if tensor.layout not in (torch.strided, torch.sparse_coo)]:
-        raise PrivacyError(f"no rows can be taken out of a tensor in the layout {odd[0]}; give tensor.to_dense()")
-
-
 def _has_entries(value: Any) -> bool:
     """Whether a value may have an entry for each example though it is no tensor; ``None`` for all of them is nothing.
 

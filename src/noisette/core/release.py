@@ -244,10 +244,10 @@ class GaussianRelease:
 
 @contextmanager
 def gradients_apart(parameters: Iterable[Tensor]) -> Iterator[dict[int, Tensor]]:
-    """Within it gradients are not released: no hook of the user on a parameter runs, since such hooks see noised ones.
+    """Within it no hook of the user on a parameter runs, since such hooks see noised gradients only.
 
     Some models call ``backward()`` in their own backward pass, as reversible layers do, and so write into ``.grad``.
-    Gives what was written, by ``id`` of the parameter, once it has ended; ``.grad`` is then what it was before.
+    Gives what was written, by ``id`` of the parameter, at the end, when ``.grad`` is what it was before.
     """
     before, written = [(p, p.grad) for p in parameters], dict[int, Tensor]()
     of_each = [(p._backward_hooks, getattr(p, "_post_accumulate_grad_hooks", None)) for p, _ in before]
@@ -274,8 +274,7 @@ def _seen_by_hooks(p: Tensor, gradient: Tensor) -> Tensor | None:
     """
     if isinstance(p, nn.Parameter) and not p.requires_grad:
         return None
-    hooks: Mapping[int, Any] = p._backward_hooks or {}
-    for hook in list(hooks.values()):
+    for hook in list((p._backward_hooks or {}).values()):
         if (changed := hook(gradient)) is not None:
             gradient = changed
     return gradient

@@ -8,7 +8,6 @@ examples. A tensor that depends on no example is not wrapped. All names of ``vma
 from __future__ import annotations
 
 import hashlib
-import itertools
 import math
 import random
 import sys
@@ -18,7 +17,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -255,48 +254,39 @@ def _where(traceback: TracebackType | None, model: nn.Module) -> str:
     return found
 
 
-class OtherNumbers(NamedTuple):
+def other_numbers() -> tuple[Any, ...]:
     """The states of the global generators of Python and NumPy."""
-
-    python: tuple[Any, ...]
-    numpy: Any
-
-    @classmethod
-    def now(cls) -> OtherNumbers:
-        return cls(random.getstate(), np.random.get_state(legacy=False))
-
-    def restore(self) -> None:
-        random.setstate(self.python)
-        np.random.set_state(self.numpy)
-
-    def are_as(self, other: OtherNumbers) -> bool:
-        parts = zip(self.numpy["state"].values(), other.numpy["state"].values(), strict=True)
-        return self.python == other.python and all(itertools.starmap(np.array_equal, parts))
+    kind, words, *rest = np.random.get_state()
+    return random.getstate(), kind, np.asarray(words).tobytes(), *rest
 
 
-@dataclass
-class WithSharedNumbers:
-    """A loss, or a model, for which the global generators of Python and NumPy begin each call with the batch's seed.
+def go_on_with(states: tuple[Any, ...]) -> None:
+    """Put the global generators of Python and NumPy into these states."""
+    random.setstate(states[0])
+    np.random.set_state((states[1], np.frombuffer(states[2], np.uint32), *states[3:]))
 
-    In one call for several examples these share the numbers; so all records of a batch do, and the batches differ.
+
+@contextmanager
+def shared_numbers(code: Callable[..., Any], seed: int) -> Iterator[tuple[Callable[..., Any], Callable[[], bool]]]:
+    """A loss for which Python's and NumPy's global generators begin each call alike: records of a batch share numbers.
+
+    Gives it, and what tells whether its last call has drawn some; at the end both generators go on as before.
 
     Guarantee: an example's numbers follow from the batch's seed, equal on all ranks, and its own way through the code.
     """
+    before, digest = other_numbers(), hashlib.sha256(f"{seed} of Python and NumPy".encode()).digest()
+    random.seed(digest)
+    np.random.seed(np.frombuffer(digest, np.uint32))
+    begun = other_numbers()
 
-    code: Callable[..., Any]
-    seed: int
-    has_drawn: bool = False  # some call
+    def alike(*args: Any, **keywords: Any) -> Any:
+        go_on_with(begun)
+        return code(*args, **keywords)
 
-    def __call__(self, *args: Any, **keywords: Any) -> Any:
-        before, digest = OtherNumbers.now(), hashlib.sha256(f"{self.seed} of Python and NumPy".encode()).digest()
-        random.seed(digest)
-        np.random.seed(np.frombuffer(digest, np.uint32))
-        begun = OtherNumbers.now()
-        try:
-            return self.code(*args, **keywords)
-        finally:
-            self.has_drawn |= not begun.are_as(OtherNumbers.now())
-            before.restore()
+    try:
+        yield alike, lambda: other_numbers() != begun
+    finally:
+        go_on_with(before)
 
 
 @contextmanager

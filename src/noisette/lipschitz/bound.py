@@ -21,7 +21,7 @@ from noisette.core.clip import Accumulator, ClippingRule, Group, clipping_factor
 from noisette.core.loss import Loss, Microbatch, ModelBuffers, OutsideTensors, Unwrapped, is_sharded
 from noisette.core.release import BoundedSum, gradients_apart
 from noisette.core.trace import CALL, kept_from_another_call, one_value, outputs_of, tensors_among
-from noisette.core.vmap import WithSharedNumbers, is_wrapped, one_example
+from noisette.core.vmap import is_wrapped, one_example, shared_numbers
 from noisette.errors import PrivacyError
 from noisette.lipschitz import propagation
 from noisette.lipschitz.projections import Constrained, project
@@ -418,8 +418,9 @@ class LipschitzBound:
         """The loss of each example, (b,), and the calls of the model that it has made."""
         self._outside.begin(public)
         watch = LossWatch([*self.model.parameters(), *self._buffers.values().values()], self._outside)
-        loss = WithSharedNumbers(loss, self._buffers.seed)
-        with recorded_calls(self.model, self.input_shape) as calls, one_example(self.model, batch) as (_, rows):
+        drawn = shared_numbers(loss, self._buffers.seed)
+        called = recorded_calls(self.model, self.input_shape)
+        with drawn as (loss, _), called as calls, one_example(self.model, batch) as (_, rows):
             watch.begin(rows)
             one = batch.with_tensors(rows)
             with watch, self._buffers.lent(watch.buffer):

@@ -97,7 +97,7 @@ def _of_numbers(make: Any, *args: Any, **options: Any) -> Tensor:
     return make(*args, **options)
 
 
-for make in (torch.arange, torch.zeros, torch.ones, torch.empty, torch.full, torch.linspace, torch.eye):
+for make in (torch.arange, torch.zeros, torch.ones, torch.empty, torch.full):
     rewrite(make, always=True)(partial(_of_numbers, make))
 
 

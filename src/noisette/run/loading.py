@@ -25,7 +25,6 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default
 
 from noisette import errors as checks
 from noisette.core.batches import Batch, MicrobatchSize, Records
-from noisette.core.loss import check_layouts
 from noisette.core.steps import generator_apart, seed_secretly
 from noisette.core.trees import map_leaves, tensors
 from noisette.errors import PrivacyError
@@ -112,7 +111,6 @@ def records_of(dataset: Any, collate_fn: Collate | None = None, dtype: torch.dty
         if all(getattr(type(dataset), name, None) is getattr(TensorDataset, name, None) for name in named):
             dataset = dataset.tensors  # no code of its own changes them
     columns = _columns_of(dataset)
-    check_layouts([column for column in columns or () if isinstance(column, Tensor)])
     if columns is None:
         _check_records(dataset)
         return Records(len(dataset), EachAlone(dataset, collate_fn))
@@ -126,6 +124,9 @@ def records_of(dataset: Any, collate_fn: Collate | None = None, dtype: torch.dty
             f"a column is of type {odd[0]}, which is no number: make it one, as a date by (dates - dates_from) / "
             "numpy.timedelta64(1, 'D') and texts by a tokenizer"
         )
+    held = tuple(each for each in columns if isinstance(each, Tensor))
+    if odd := {column.layout for column in held} - {torch.strided, torch.sparse_coo}:
+        raise TypeError(f"no rows are taken out of a column in the layout {odd.pop()}: give column.to_dense()")
     if any(isinstance(column, np.ma.MaskedArray) for column in columns):
         raise TypeError("a column has masked values, which would be trained on; fill them, as by column.filled(0)")
     if len(lengths := {len(column) for column in columns}) != 1:
@@ -138,7 +139,6 @@ def records_of(dataset: Any, collate_fn: Collate | None = None, dtype: torch.dty
             "them in that type. Give .astype(numpy.float32) to say so yourself, or take model.double()",
             stacklevel=5,
         )
-    held = tuple(each for each in columns if isinstance(each, Tensor))
     return Records(lengths.pop(), Rows(dataset, cast), columns=held)
 
 

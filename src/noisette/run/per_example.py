@@ -22,10 +22,10 @@ from noisette.clipping.rules import FlatClipping
 from noisette.core import clip
 from noisette.core.backward import UncoveredError
 from noisette.core.clip import BookKeeping, ClippedSum, Clipping, ClippingRule, Engine, Group, clipping_of, together
-from noisette.core.loss import Loss, Microbatch, ModelBuffers, OutsideTensors, Unwrapped, check_layouts
+from noisette.core.loss import Loss, Microbatch, ModelBuffers, OutsideTensors, Unwrapped
 from noisette.core.release import BoundedSum, Stateful, gradients_apart
 from noisette.core.trace import LossCall, TrainedModel, record_losses
-from noisette.core.vmap import ExamplesDisagreeError, NotVectorizedError, WithSharedNumbers
+from noisette.core.vmap import ExamplesDisagreeError, NotVectorizedError, shared_numbers
 from noisette.errors import MissingRuleError, PrivacyError
 from noisette.ranks import Alone, AnyRanks, in_step
 from noisette.ranks.process_group import canonical_parameters
@@ -188,7 +188,6 @@ class PerExampleClip:
     def add(self, loss: Loss, microbatch: Microbatch, public: tuple[Tensor, ...]) -> None:
         """Lines 2 and 3 of algorithm 1 for the examples of a microbatch, as :meth:`accumulate`."""
         self._check_open()
-        check_layouts(microbatch.tensors)
         if microbatch.count == 0:
             return
         self._tried += microbatch.count
@@ -354,16 +353,17 @@ class PerExampleClip:
                 self._may_call_model_at_once &= isinstance(error, NotVectorizedError)
         from noisette.clipping.engines import calls_of_loss, clipped_sum_of, clipped_sum_one_by_one
 
-        trained, loss = self._trained(), WithSharedNumbers(loss, self.buffers.seed)
+        trained = self._trained()
         model = TrainedModel(self.model, trained, self.buffers, self._outside)
-        if self._may_call_model_at_once:
-            try:
-                calls = calls_of_loss(loss, model, microbatch, public, recompute, self._opened)
-                with _without_autocast(microbatch.tensors[0].device.type):
-                    return clipped_sum_of([calls], 1, self.engine, trained, clipping)
-            except (NotVectorizedError, MissingRuleError, NotImplementedError):
-                microbatch.check_unwritten()
-        found = clipped_sum_one_by_one(LossCall(loss, self.model, microbatch, self.buffers), trained, clipping)
+        with shared_numbers(loss, self.buffers.seed) as (loss, _):
+            if self._may_call_model_at_once:
+                try:
+                    calls = calls_of_loss(loss, model, microbatch, public, recompute, self._opened)
+                    with _without_autocast(microbatch.tensors[0].device.type):
+                        return clipped_sum_of([calls], 1, self.engine, trained, clipping)
+                except (NotVectorizedError, MissingRuleError, NotImplementedError):
+                    microbatch.check_unwritten()
+            found = clipped_sum_one_by_one(LossCall(loss, self.model, microbatch, self.buffers), trained, clipping)
         self._may_call_model_at_once = False
         return found
 
@@ -374,16 +374,18 @@ class PerExampleClip:
         trained = self._trained()
         repeats = not once and getattr(self.engine, "repeats_the_pass", False)
         model = TrainedModel(self.model, trained, self.buffers, self._outside)
-        shared, code = WithSharedNumbers(loss, self.buffers.seed), (_code_of(loss), self.model.training)
-        called = loss if code in self._known_losses else shared
-        record = partial(record_losses, called, model, microbatch, public, None if once else recompute)
-        forward = repeatable(record, microbatch.tensors) if repeats else record()
-        if shared.has_drawn and once and not self._is_sharded:
-            raise NotVectorizedError("The loss draws from the random generator of Python or NumPy.")
-        if not (forward.recording.has_asked or shared.has_drawn):  # otherwise another batch may go another way
-            self._known_losses.add(code)
-        with _without_autocast(forward.losses.device.type):
-            return self.engine.clipped_sum(forward, trained, clipping)
+        code = _code_of(loss), self.model.training
+        seeded = shared_numbers(loss, self.buffers.seed)
+        with nullcontext((loss, bool)) if code in self._known_losses else seeded as (called, has_drawn):
+            record = partial(record_losses, called, model, microbatch, public, None if once else recompute)
+            forward = repeatable(record, microbatch.tensors) if repeats else record()
+            if has_drawn():
+                if once and not self._is_sharded:
+                    raise NotVectorizedError("The loss draws from the random generator of Python or NumPy.")
+            elif not forward.recording.has_asked:  # otherwise another batch may go another way
+                self._known_losses.add(code)
+            with _without_autocast(forward.losses.device.type):
+                return self.engine.clipped_sum(forward, trained, clipping)
 
     def _check_open(self) -> None:
         if self._closed:
