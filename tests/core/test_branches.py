@@ -79,6 +79,7 @@ FORMS = [
     lambda m, x: m.f(x)[:, : int((x < 1e3).sum())] * (x > 1e3).sum().add(2).item(),
     lambda m, x: m.f(x) if torch.allclose(x, x + 1e-12) else m.f(-x),
     lambda m, x: m.f(x)[:, len(torch.unique_consecutive((x < 1e3) * x.new_tensor([1, 1, 2, 1]))) :] * x.data.sum(),
+    lambda m, x: m.f(x + torch.zeros(4).requires_grad_()),
     lambda m, x: m.f(x)[:, torch.arange((x < 1e3).sum() - 2)] + torch.zeros(1, (x < 1e3).sum() - 2),
 ]
 

@@ -242,17 +242,13 @@ def _of_row(
 
 
 def calls_of_loss(
-    loss: Loss,
-    trained: TrainedModel,
-    batch: Microbatch,
-    public: Iterable[Tensor],
-    recompute: trace.Recompute,
-    opened: set[nn.Module],
+    loss: Loss, trained: TrainedModel, batch: Microbatch, record: Callable[[Operation], Any], opened: set[nn.Module]
 ) -> RecordedCall:
     """The calls of modules until the loss fails in ``vmap``, as one, and the gradients that arrive at their outputs.
 
     For these gradients the loss is called with each example, and is given its rows of what the modules have returned.
     A module that fails in ``vmap``, as one that computes the loss itself, is ``opened``: those inside of it are called.
+    ``record`` is :func:`trace.recorded` for this model and batch.
 
     A ``NotVectorizedError`` says that a module cannot be vectorised, or losses depend on weights or records otherwise.
 
@@ -295,7 +291,7 @@ def calls_of_loss(
     while True:
         under_way: nn.Module | None = None  # the module that fails
         try:
-            found, columns, recording = recorded(until_it_fails, trained, batch, public, recompute)
+            found, columns, recording = record(until_it_fails)
             break
         except NotVectorizedError:
             if under_way is None or next(under_way.children(), None) is None:

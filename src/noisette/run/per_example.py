@@ -24,7 +24,7 @@ from noisette.core.backward import UncoveredError
 from noisette.core.clip import BookKeeping, ClippedSum, Clipping, ClippingRule, Engine, Group, clipping_of, together
 from noisette.core.loss import Loss, Microbatch, ModelBuffers, OutsideTensors, Unwrapped
 from noisette.core.release import BoundedSum, Stateful, gradients_apart
-from noisette.core.trace import LossCall, TrainedModel, record_losses
+from noisette.core.trace import LossCall, TrainedModel, record_losses, recorded
 from noisette.core.vmap import ExamplesDisagreeError, NotVectorizedError, shared_numbers
 from noisette.errors import MissingRuleError, PrivacyError
 from noisette.ranks import Alone, AnyRanks, in_step
@@ -358,7 +358,8 @@ class PerExampleClip:
         with shared_numbers(loss, self.buffers.seed) as (loss, _):
             if self._may_call_model_at_once:
                 try:
-                    calls = calls_of_loss(loss, model, microbatch, public, recompute, self._opened)
+                    record = partial(recorded, model=model, batch=microbatch, public=public, recompute=recompute)
+                    calls = calls_of_loss(loss, model, microbatch, record, self._opened)
                     with _without_autocast(microbatch.tensors[0].device.type):
                         return clipped_sum_of([calls], 1, self.engine, trained, clipping)
                 except (NotVectorizedError, MissingRuleError, NotImplementedError):
