@@ -59,6 +59,13 @@ def listed(m: Forward, x: Tensor) -> Tensor:
     return m.f(x)[:, start:end]
 
 
+def hidden(m: Forward, x: Tensor) -> Tensor:
+    """Autograd does not see the write, and goes on with what it finds."""
+    h = m.f(x).exp()
+    h.data.mul_(2)
+    return h
+
+
 def again(m: Forward, x: Tensor) -> Tensor:
     return checkpointing.checkpoint(lambda x: guarded(m, x).tanh(), x, use_reentrant=False)
 
@@ -75,10 +82,10 @@ def estimated(m: Forward, x: Tensor) -> Tensor:
 
 
 FORMS = [
-    *(guarded, asserted, masked, listed, again, estimated),
+    *(guarded, asserted, masked, listed, hidden, again, estimated),
     lambda m, x: m.f(x)[:, : int((x < 1e3).sum())] * (x > 1e3).sum().add(2).item(),
     lambda m, x: m.f(x) if torch.allclose(x, x + 1e-12) else m.f(-x),
-    lambda m, x: m.f(x)[:, len(torch.unique_consecutive((x < 1e3) * x.new_tensor([1, 1, 2, 1]))) :] * x.data.sum(),
+    lambda m, x: m.f(x)[:, len(torch.unique_consecutive((x < 1e3) * x.new_tensor([1, 1, 2, 1]))) :],
     lambda m, x: m.f(x + torch.zeros(4).requires_grad_()),
     lambda m, x: m.f(x)[:, torch.arange((x < 1e3).sum() - 2)] + torch.zeros(1, (x < 1e3).sum() - 2),
 ]

@@ -16,7 +16,7 @@ from torch.nn.utils import rnn
 from torch.utils._pytree import tree_map_only
 
 from noisette.core.forms import rewrite
-from noisette.core.vmap import is_batched
+from noisette.core.vmap import add_example_axis, is_batched, level_of, physical
 
 F = torch.nn.functional
 _VF: Any = rnn._VF  # operations of torch without a public name  # pyright: ignore[reportPrivateImportUsage]
@@ -87,8 +87,13 @@ def _unique(values: Tensor, **options: Any) -> Any:
 
 
 rewrite(torch.unique_consecutive, Tensor.unique_consecutive, always=True)(_unique)
-# ``data`` shares memory with its tensor, as what is detached does, and has no gradient.
-rewrite(Tensor.data.__get__, always=True)(Tensor.detach)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@rewrite(Tensor.data.__get__, always=True)  # pyright: ignore[reportAttributeAccessIssue]
+def data(tensor: Tensor) -> Tensor:
+    """The numbers of a tensor, in its memory, into which code may write without autograd's knowledge."""
+    with torch._C.DisableTorchFunction():
+        return add_example_axis(physical(tensor).data, 0, level_of(tensor))
 
 
 def _of_numbers(make: Any, *args: Any, **options: Any) -> Tensor:
