@@ -169,8 +169,8 @@ def test_the_model_is_called_for_all_examples_at_once(loss: Callable[..., Tensor
 
 
 class Noisy(nn.Linear):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * random.random()
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) * random.random()
 
 
 class WithLoss(nn.Module):

@@ -77,7 +77,8 @@ def test_sums_are_those_of_single_examples(name: str, expected_warning: None) ->
 
 
 def test_what_a_backward_pass_writes_into_grad_is_clipped_and_seen_by_nobody() -> None:
-    model, seen, x = net(), list[Tensor](), rows()
+    model: Any = net()
+    seen, x = list[Tensor](), rows()
     loss: Loss = lambda m, x: m(x).square().sum()  # noqa: E731
     model[2].forward = lambda h, linear=nn.Linear.forward: Again.apply(h, partial(linear, model[2]))
     model[2].bias.grad = zero = torch.zeros(2, dtype=torch.float64)
