@@ -241,7 +241,8 @@ def attribute_writes(file: File, name: str) -> list[int]:
 def writes_of_gradients(file: File) -> list[str]:
     lines = attribute_writes(file, "grad")
     if file.place == Path("core/release.py"):
-        return [] if len(lines) == 1 else [f"expected one line that writes the released gradient, got {lines}"]
+        expected = "expected one line that writes the released gradient, and two that keep others from being seen"
+        return [] if len(lines) == 3 else [f"{expected}, got {lines}"]
     return [f"writes .grad in lines {lines}"] if lines else []
 
 

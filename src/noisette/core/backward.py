@@ -10,8 +10,7 @@ are there (:func:`per_example_gradients`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -22,7 +21,9 @@ from torch.autograd.graph import GradientEdge, Node
 
 from noisette.core import forms
 from noisette.core.forms import AT_LEAST_SINGLE, ExampleGradients, Examples, Match, OperandMatch, Use, add
+from noisette.core.release import gradients_apart
 from noisette.core.trace import ForwardPass
+from noisette.core.vmap import NotVectorizedError
 from noisette.errors import MissingRuleError, PrivacyError
 
 Value = TypeVar("Value")
@@ -126,25 +127,14 @@ def per_example_gradients(
             values.update(values_of(completed))
 
     if uses:
-        with user_hooks_disabled(parameters.values()):
+        with gradients_apart(parameters.values()) as written:
             visit_output_gradients(forward.losses, uses, graph, visit, retain_graph=retain_graph)
             with torch.no_grad():
                 if completed := waiting.completed_last():
                     values.update(values_of(completed))
+        if written:
+            raise NotVectorizedError("The model calls backward() within its own backward pass.")
     return values
-
-
-@contextmanager
-def user_hooks_disabled(parameters: Iterable[Tensor]) -> Iterator[None]:
-    """Within it no gradient hook of the user runs: such hooks see noised gradients only."""
-    held = [(hooks, dict(hooks)) for p in parameters if (hooks := p._backward_hooks)]
-    for hooks, _ in held:
-        hooks.clear()
-    try:
-        yield
-    finally:
-        for hooks, kept in held:
-            hooks.update(kept)
 
 
 def visit_output_gradients(

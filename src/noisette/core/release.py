@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -242,6 +242,31 @@ class GaussianRelease:
             )
 
 
+@contextmanager
+def gradients_apart(parameters: Iterable[Tensor]) -> Iterator[dict[int, Tensor]]:
+    """Within it no hook of the user on a parameter runs, since such hooks see noised gradients only.
+
+    Some models call ``backward()`` in their own backward pass, as reversible layers do, and so write into ``.grad``.
+    Gives what was written, by ``id`` of the parameter, at the end, when ``.grad`` is what it was before.
+    """
+    before, written = [(p, p.grad) for p in parameters], dict[int, Tensor]()
+    of_each = [(p._backward_hooks, getattr(p, "_post_accumulate_grad_hooks", None)) for p, _ in before]
+    held = [(hooks, dict(hooks)) for both in of_each for hooks in both if hooks]
+    for p, _ in before:
+        p.grad = None
+    for hooks, _ in held:
+        hooks.clear()
+    try:
+        yield written
+    finally:
+        for hooks, kept in held:
+            hooks.update(kept)
+        for p, gradient in before:
+            if p.grad is not None:
+                written[id(p)] = p.grad
+            p.grad = gradient
+
+
 def _seen_by_hooks(p: Tensor, gradient: Tensor) -> Tensor | None:
     """The noised gradient of a parameter after the user's gradient hooks.
 
@@ -249,8 +274,7 @@ def _seen_by_hooks(p: Tensor, gradient: Tensor) -> Tensor | None:
     """
     if isinstance(p, nn.Parameter) and not p.requires_grad:
         return None
-    hooks: Mapping[int, Any] = p._backward_hooks or {}
-    for hook in list(hooks.values()):
+    for hook in list((p._backward_hooks or {}).values()):
         if (changed := hook(gradient)) is not None:
             gradient = changed
     return gradient

@@ -126,6 +126,9 @@ def records_of(dataset: Any, collate_fn: Collate | None = None, dtype: torch.dty
             f"a column is of type {odd[0]}, which is no number: make it one, as a date by (dates - dates_from) / "
             "numpy.timedelta64(1, 'D') and texts by a tokenizer"
         )
+    held = tuple(each for each in columns if isinstance(each, Tensor))
+    if odd := {column.layout for column in held} - {torch.strided, torch.sparse_coo}:
+        raise TypeError(f"no rows are taken out of a column in the layout {odd.pop()}: give column.to_dense()")
     if any(isinstance(column, np.ma.MaskedArray) for column in columns):
         raise TypeError("a column has masked values, which would be trained on; fill them, as by column.filled(0)")
     if len(lengths := {len(column) for column in columns}) != 1:
@@ -138,7 +141,6 @@ def records_of(dataset: Any, collate_fn: Collate | None = None, dtype: torch.dty
             "them in that type. Give .astype(numpy.float32) to say so yourself, or take model.double()",
             stacklevel=5,
         )
-    held = tuple(each for each in columns if isinstance(each, Tensor))
     return Records(lengths.pop(), Rows(dataset, cast), columns=held)
 
 
@@ -236,7 +238,8 @@ class Rows:
     def take_long(self, expected: float) -> bool:
         """Whether copying the rows of so many records takes longer than to have a thread do it."""
         columns = tree_leaves(self._columns)
-        size = sum(column.nbytes / max(1, len(column)) for column in columns)
+        dense = [column for column in columns if not getattr(column, "is_sparse", False)]
+        size = sum(column.nbytes / max(1, len(column)) for column in dense)
         return size * expected >= _LARGE or any(isinstance(column, np.memmap) for column in columns)
 
 
