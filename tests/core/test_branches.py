@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from engine_check import Watched
 from model_cases import Forward
-from noisette import PerExampleClip
+from noisette import OneByOneWarning, PerExampleClip
 from noisette.clipping.engines import BookKeeping, PerExampleLoop, ReweightGP
 from noisette.core.clip import Engine
 from oracle import example_gradients
@@ -124,6 +124,14 @@ def test_examples_that_disagree_are_computed_apart(form: Callable[..., Tensor], 
         calls.clear()
         summed(net(noted), x[(x.sum(1) > 0)])
         assert len(calls) == 1
+
+
+def test_where_most_examples_disagree_each_is_computed_alone() -> None:
+    x = rows()
+    form: Callable[..., Tensor] = lambda m, x: m.f(x) * x[0, 0].item()  # noqa: E731
+    truth = example_gradients(net(form), squares, (x,)).clipped(0.5).vector
+    with pytest.warns(OneByOneWarning, match="as a Python number"):
+        torch.testing.assert_close(summed(net(form), x), truth, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("capture", ["graph", "auto"])

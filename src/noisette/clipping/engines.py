@@ -17,12 +17,11 @@ from torch.overrides import TorchFunctionMode
 
 from noisette import errors as checks
 from noisette.core import trace, vmap
-from noisette.core.backward import per_example_gradients, search
+from noisette.core.backward import gradients_apart, per_example_gradients, search
 from noisette.core.clip import BookKeeping as BookKeeping
 from noisette.core.clip import ClippedSum, Clipping, Engine, Weights, clip_and_sum, group_norms, may_wait, together
 from noisette.core.forms import Dense, ExampleGradients, Operation, with_norms
 from noisette.core.loss import CallAgainError, Loss, Microbatch
-from noisette.core.release import gradients_apart
 from noisette.core.trace import CALL, ForwardPass, LossCall, Recording, TrainedModel, recorded, tensors_among
 from noisette.core.trees import Args, Keywords, leaves, map_leaves, tensors, with_leaves
 from noisette.core.vmap import DRAWN, DRAWS, QUESTIONS, Draws, NotVectorizedError, as_if_compiled

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -240,31 +240,6 @@ class GaussianRelease:
                 f".grad of {first_few(others)} holds a gradient that is not private: loss.backward() was called, or "
                 ".grad was set. Give one example's loss to run.accumulate(loss, *batch), and call optimizer.zero_grad()"
             )
-
-
-@contextmanager
-def gradients_apart(parameters: Iterable[Tensor]) -> Iterator[dict[int, Tensor]]:
-    """Within it no hook of the user on a parameter runs, since such hooks see noised gradients only.
-
-    Some models call ``backward()`` in their own backward pass, as reversible layers do, and so write into ``.grad``.
-    Gives what was written, by ``id`` of the parameter, at the end, when ``.grad`` is what it was before.
-    """
-    before, written = [(p, p.grad) for p in parameters], dict[int, Tensor]()
-    of_each = [(p._backward_hooks, getattr(p, "_post_accumulate_grad_hooks", None)) for p, _ in before]
-    held = [(hooks, dict(hooks)) for both in of_each for hooks in both if hooks]
-    for p, _ in before:
-        p.grad = None
-    for hooks, _ in held:
-        hooks.clear()
-    try:
-        yield written
-    finally:
-        for hooks, kept in held:
-            hooks.update(kept)
-        for p, gradient in before:
-            if p.grad is not None:
-                written[id(p)] = p.grad
-            p.grad = gradient
 
 
 def _seen_by_hooks(p: Tensor, gradient: Tensor) -> Tensor | None:

@@ -17,9 +17,10 @@ from torch.utils._pytree import tree_leaves
 
 from noisette import errors as checks
 from noisette.core import vmap
+from noisette.core.backward import gradients_apart
 from noisette.core.clip import Accumulator, ClippingRule, Group, clipping_factors
 from noisette.core.loss import Loss, Microbatch, ModelBuffers, OutsideTensors, Unwrapped, is_sharded
-from noisette.core.release import BoundedSum, gradients_apart
+from noisette.core.release import BoundedSum
 from noisette.core.trace import CALL, kept_from_another_call, one_value, outputs_of, tensors_among
 from noisette.core.vmap import is_wrapped, one_example, shared_numbers
 from noisette.errors import PrivacyError

@@ -20,10 +20,10 @@ from noisette.capture.captured import Capture, schedule_of
 from noisette.capture.step import CapturedSteps
 from noisette.clipping.rules import FlatClipping
 from noisette.core import clip
-from noisette.core.backward import UncoveredError
+from noisette.core.backward import UncoveredError, gradients_apart
 from noisette.core.clip import BookKeeping, ClippedSum, Clipping, ClippingRule, Engine, Group, clipping_of, together
 from noisette.core.loss import Loss, Microbatch, ModelBuffers, OutsideTensors, Unwrapped
-from noisette.core.release import BoundedSum, Stateful, gradients_apart
+from noisette.core.release import BoundedSum, Stateful
 from noisette.core.trace import LossCall, TrainedModel, record_losses, recorded
 from noisette.core.vmap import ExamplesDisagreeError, NotVectorizedError, shared_numbers
 from noisette.errors import MissingRuleError, PrivacyError
