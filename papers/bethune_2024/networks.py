@@ -12,8 +12,16 @@ from torch.nn import functional as F
 from noisette import errors as checks
 from noisette.lipschitz import NormBound, Sensitivities, propagation
 from noisette.lipschitz.propagation import Stretching
-from noisette.nn.lipschitz import GroupSort2, LayerCentering, Scale, SpectralLinear, SphereInput
-from noisette.nn.models import REGISTRY, BuiltIn, FixedFeatures, Shape, lipschitz_mixer
+from noisette.nn.lipschitz import (
+    GroupSort2,
+    LayerCentering,
+    MixerBlock,
+    PatchConv2d,
+    Scale,
+    SpectralLinear,
+    SphereInput,
+)
+from noisette.nn.models import REGISTRY, BuiltIn, FixedFeatures, Shape
 from noisette.nn.models.networks import dense_head, linear_head, need_axes, need_images
 
 _COSINES = 512
@@ -188,6 +196,27 @@ def free_roots(shape: Shape, classes: int) -> FixedFeatures:
     return FixedFeatures(_roots(), _free_head(shape[0] + 1, classes))
 
 
+def lipschitz_mixer(shape: Shape, classes: int, *, channels: int = 64, blocks: int = 1) -> FixedFeatures:
+    """An MLP-Mixer on patches of 4 x 4 pixels: orthogonal layers mix tokens, then channels.
+
+    Source: Bethune et al. 2024, the network of their CIFAR-10 runs, without skip connections.
+    """
+    need_images("lipschitz-mixer", shape, pixels=4)
+    if any(side % 4 for side in shape[1:]):
+        raise ValueError(f"the model 'lipschitz-mixer' cuts images into patches of 4 x 4 pixels, got {tuple(shape)}")
+    tokens = shape[1] * shape[2] // 16
+    return FixedFeatures(
+        LayerCentering((1, 2, 3)),
+        nn.Sequential(
+            SphereInput(1.0),
+            PatchConv2d(shape[0], channels, patch=4),
+            *(MixerBlock(tokens, channels) for _ in range(blocks)),
+            nn.Flatten(),
+            SpectralLinear(channels * tokens, classes),
+        ),
+    )
+
+
 def narrow_mixer(shape: Shape, classes: int) -> FixedFeatures:
     """The mixer with half its channels, for a processor."""
     return lipschitz_mixer(shape, classes, channels=32)
@@ -201,6 +230,9 @@ def free_narrow(shape: Shape, classes: int) -> FixedFeatures:
     return FixedFeatures(
         AppendOne(), nn.Sequential(SphereInput(1.0), both, nn.Linear(features + units, classes, bias=False))
     )
+
+
+REGISTRY["lipschitz-mixer"] = BuiltIn(lipschitz_mixer, "1-Lipschitz MLP-Mixer")
 
 
 def named(name: str) -> str:

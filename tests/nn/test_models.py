@@ -32,7 +32,6 @@ NETWORKS = {
     "resnet-18": (COLOUR, 10, 11_173_962),
     "lipschitz-linear": (IMAGE, 10, 784 * 10),
     "lipschitz-dense": (IMAGE, 10, 784 * 128 + 128 * 10),
-    "lipschitz-mixer": (COLOUR, 10, 48 * 64 + 2 * 64 * 64 + 2 * 64 * 64 + 64 * 64 * 10),
     "scattering-lipschitz-linear": (IMAGE, 10, 17 * 7 * 7 * 10),
 }
 
@@ -101,7 +100,6 @@ def test_models_that_do_not_fit_are_refused(tmp_path, monkeypatch, name, message
     ("name", "shape", "message"),
     [
         ("cnn", (12,), "needs images"),
-        ("lipschitz-mixer", (3, 32, 30), "patches of 4 x 4 pixels, got .3, 32, 30."),
         ("scattering-lipschitz-linear", (1, 8, 8), "12 x 12 pixels or more"),
         ("resnet-18", (12,), "needs images"),
     ],

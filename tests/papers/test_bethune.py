@@ -169,3 +169,10 @@ def test_low_frequencies_are_those_of_scipy_and_a_flat_image_keeps_its_norm():
     torch.testing.assert_close(networks.DctCut(4)(images), torch.as_tensor(expected))
     with pytest.raises(ValueError, match="expected images of 5 x 5 pixels or more"):
         networks.DctCut(5).bound_forward(NormBound(1.0, (64,)))
+
+
+def test_the_mixer_cuts_images_into_patches_of_four_pixels():
+    mixer = models.build("lipschitz-mixer", (3, 32, 32), 10)
+    assert sum(p.numel() for p in mixer.parameters()) == 48 * 64 + 2 * 64 * 64 + 2 * 64 * 64 + 64 * 64 * 10
+    with pytest.raises(ValueError, match=r"patches of 4 x 4 pixels, got .3, 32, 30."):
+        models.build("lipschitz-mixer", (3, 32, 30), 10)

@@ -203,7 +203,7 @@ for _ in range(700):
     DEEP = [DEEP]
 FORGED: tuple[Any, ...] = (
     *(None, True, -1, 0, 10**9, 10**18, 10**400, 1e308, float("inf"), float("nan")),
-    *("", "x", "../x", "a\0b", "\ud800", "os:getcwd", "x" * 5000, "resnet-18", "lipschitz-mixer"),
+    *("", "x", "../x", "a\0b", "\ud800", "os:getcwd", "x" * 5000, "resnet-18", "lipschitz-dense"),
     *([], [-1], [10**9, 10**9], [[]], ["a"], {}, {"a": {}}, DEEP),
 )
 

@@ -46,7 +46,6 @@ REGISTRY: dict[str, BuiltIn] = {
     ),
     "lipschitz-linear": BuiltIn("networks:lipschitz_linear", "1-Lipschitz linear layer"),
     "lipschitz-dense": BuiltIn("networks:lipschitz_dense", "1-Lipschitz network with a hidden layer of 128 units"),
-    "lipschitz-mixer": BuiltIn("networks:lipschitz_mixer", "1-Lipschitz MLP-Mixer"),
     "scattering-lipschitz-linear": BuiltIn(
         "networks:scattering_lipschitz_linear", "lipschitz-linear on fixed wavelet features"
     ),

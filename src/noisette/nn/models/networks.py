@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 from noisette.data.built_in_images import shaded_leaves
 from noisette.data.words import frequent_words, number_of
-from noisette.lipschitz.layers import GroupSort2, LayerCentering, MixerBlock, PatchConv2d, SpectralLinear, SphereInput
+from noisette.lipschitz.layers import GroupSort2, LayerCentering, SpectralLinear, SphereInput
 from noisette.lipschitz.projections import FrobeniusBall
 from noisette.lipschitz.propagation import output_shape
 from noisette.nn import features as fixed
 from noisette.nn.features import MirrorAverage, Scattering2d, WordCounts
 
 __all__ = ["Centred", "FixedFeatures", "Norm", "PatchScale", "Shape", "batch_norm", "cnn", "layer_norm"]
-__all__ += ["linear", "lipschitz_dense", "lipschitz_linear", "lipschitz_mixer", "mlp", "patches_and_scattering"]
+__all__ += ["linear", "lipschitz_dense", "lipschitz_linear", "mlp", "patches_and_scattering"]
 __all__ += ["ranked_word_counts", "resnet", "scattering", "scattering_lipschitz_linear", "standardised", "table"]
 __all__ += ["transformer", "whitened", "word_counts"]
 
@@ -383,27 +383,6 @@ def scattering_lipschitz_linear(shape: Shape, classes: int) -> FixedFeatures:
     need_images("scattering-lipschitz-linear", shape, pixels=12)
     coefficients = Scattering2d(order=1)
     return FixedFeatures(coefficients, linear_head(numbers_of(output_shape(coefficients, shape)), classes))
-
-
-def lipschitz_mixer(shape: Shape, classes: int, *, channels: int = 64, blocks: int = 1) -> FixedFeatures:
-    """An MLP-Mixer on patches of 4 x 4 pixels: orthogonal layers mix tokens, then channels.
-
-    Source: Bethune et al. 2024, the network of their CIFAR-10 runs, without skip connections.
-    """
-    need_images("lipschitz-mixer", shape, pixels=4)
-    if any(side % 4 for side in shape[1:]):
-        raise ValueError(f"the model 'lipschitz-mixer' cuts images into patches of 4 x 4 pixels, got {tuple(shape)}")
-    tokens = shape[1] * shape[2] // 16
-    return FixedFeatures(
-        LayerCentering((1, 2, 3)),
-        nn.Sequential(
-            SphereInput(1.0),
-            PatchConv2d(shape[0], channels, patch=4),
-            *(MixerBlock(tokens, channels) for _ in range(blocks)),
-            nn.Flatten(),
-            SpectralLinear(channels * tokens, classes),
-        ),
-    )
 
 
 def _centred(shape: Shape) -> nn.Module:
