@@ -330,9 +330,10 @@ class ModelBuffers:
         copies = {name: copy(values) for name, values in self.values().items()}
         with _reparametrize_module(self._model, copies) if copies else nullcontext():
             yield
-            for name, b in () if self._were_lent else self._model.named_buffers():
+            now = {} if self._were_lent else dict(self._model.named_buffers())
+            for name, b in copies.items() if now else ():
                 may_count = b.numel() == 1 and b.dtype in (torch.int32, torch.int64)
-                if may_count and (b is not copies.get(name) or version_of(b)) and "num_batches_tracked" not in name:
+                if may_count and (now.get(name) is not b or version_of(b)) and "num_batches_tracked" not in name:
                     said = f"the loss counts in the buffer {name}, which stays as it is; count in the loop, before "
                     count = f"batch.microbatches(): model.get_buffer({name!r}).fill_(run.steps_taken)"
                     warnings.warn(said + count, stacklevel=2)
