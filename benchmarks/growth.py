@@ -1,14 +1,16 @@
-"""How a step of a run grows with records, parameters (trained and frozen), modules and planned steps, on one thread.
+"""How a step grows with records, parameters (trained and frozen), modules, planned steps and language models.
 
     python -m benchmarks.growth [--only records,parameters,modules] [--steps 30] [--out DIR]
 
-Each figure is processor time: medians of eager steps, as the README has them, with a ledger on the disk. Plain training
-takes the same batches.
+Each figure is processor time of one thread: medians of eager steps, as the README has them, with a ledger on the disk.
+Plain training takes the same batches. Memory is the most that the process grows by, with the model: set
+MALLOC_MMAP_THRESHOLD_=65536, so that what is freed goes back.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import statistics
 import tempfile
@@ -21,14 +23,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.steps import sgd
+from benchmarks.steps import memory, sgd
+from benchmarks.steps.large_models import llama
+from benchmarks.steps.private import by_engine
 from benchmarks.steps.report import hardware
 from noisette import Ledger, PerExampleClip, privatize
+from noisette.clipping.engines import BookKeeping
 
 Cell = dict[str, Any]
 _WIDTH = 20  # inputs of an example
 _RANK = 8
 _EPSILON = 3.0
+_TOKENS = 64  # of a text
+LLAMAS = {"100M": (768, 2048, 12), "1B": (2048, 5632, 22), "7B": (4096, 11_008, 32)}  # width, inner width, layers
 
 
 def main() -> None:
@@ -92,6 +99,26 @@ def by_planned_steps(planned: int, steps: int) -> Cell:
     return measured(nn.Linear(_WIDTH, 2), records=100_000, batch=128, planned=planned, steps=steps)
 
 
+def by_language_model(what: tuple[str, str, int], steps: int) -> Cell:
+    """A microbatch of so many texts, with noise and SGD, where all weights of a Llama are trained or adapters are."""
+    name, trained, texts = what
+    words = torch.randint(0, 32_000, (texts, _TOKENS + 1))
+    found: Cell = {}
+    for shape in ((64, 64, 1), LLAMAS[name]):  # a small one first, which loads code
+        gc.collect()
+        before = memory.reset_peak("cpu")
+        model = llama(*shape, rank=_RANK if trained == "LoRA" else 0)
+        step = by_engine(BookKeeping)(model, sgd.Data(words[:, :-1], words[:, 1:]))
+        found = {"step_ms": _median(step, min(steps, 1)), "bytes": memory.peak("cpu") - before}
+        del model, step
+    return found
+
+
+def weights_of(width: int, inner: int, layers: int) -> int:
+    """How many weights the matrices of a Llama with 32,000 words have."""
+    return layers * width * (4 * width + 3 * inner) + 64_000 * width
+
+
 def measured(model: nn.Module, *, records: int, batch: int, planned: int, steps: int) -> Cell:
     """Seconds to start a run, and milliseconds of its steps and of those of plain training."""
     inputs, targets = torch.randn(1, _WIDTH).expand(records, -1), torch.zeros(1, dtype=torch.int64).expand(records)
@@ -145,12 +172,16 @@ def _median(step: Callable[[], None], steps: int) -> float:
     return statistics.median(taken)
 
 
-GROWTHS: dict[str, tuple[tuple[int, ...], Callable[[int, int], Cell]]] = {
+GROWTHS: dict[str, tuple[tuple[Any, ...], Callable[[Any, int], Cell]]] = {
     "records": ((10**4, 10**5, 10**6, 10**7, 10**8, 10**9), by_records),
     "parameters": ((10**5, 10**6, 10**7, 10**8), by_parameters),
     "frozen parameters": ((10**7, 10**8, 1_200_000_000), by_frozen_parameters),
     "modules": ((10, 100, 1_000, 5_000), by_modules),
     "planned steps": ((10**3, 10**4, 10**5, 10**6), by_planned_steps),
+    "language models": (
+        (*((("100M", trained, texts) for trained in ("LoRA", "all weights") for texts in (1, 4))), ("1B", "LoRA", 1)),
+        by_language_model,
+    ),
 }
 
 

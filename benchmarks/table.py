@@ -8,6 +8,7 @@ With --check nothing is written, and the exit code is 1 if the page is out of da
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
@@ -15,6 +16,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+from benchmarks.growth import LLAMAS, weights_of
 from benchmarks.steps.comparison import ahead, best_of, overhead, summary
 from benchmarks.steps.methods import OURS, is_peer
 from benchmarks.steps.results import read
@@ -27,6 +29,10 @@ RUN_BEGIN, RUN_END = "<!-- runs, made by `python -m benchmarks.table` -->", "<!-
 GROWTH_BEGIN, GROWTH_END = (
     "<!-- growth, made by `python -m benchmarks.table` -->",
     "<!-- end of the table of growth -->",
+)
+LANGUAGE_BEGIN, LANGUAGE_END = (
+    "<!-- language models, made by `python -m benchmarks.table` -->",
+    "<!-- end of the table of language models -->",
 )
 PARTS = ("sample", "load", "clip", "noise", "ledger", "optimizer")
 _NONE = "–"
@@ -48,6 +54,8 @@ def updated(text: str) -> str:
     text = replaced(text, BEGIN, END, table(reports["targets"]))
     text = replaced(text, RUN_BEGIN, RUN_END, table_of_runs(reports["run"]))
     growth = json.loads((HERE / "results" / "growth.json").read_text(encoding="utf-8"))
+    models = growth["cells"].pop("language models")
+    text = replaced(text, LANGUAGE_BEGIN, LANGUAGE_END, table_of_language_models(models))
     return replaced(text, GROWTH_BEGIN, GROWTH_END, table_of_growth(growth))
 
 
@@ -105,6 +113,27 @@ def table_of_growth(report: dict[str, Any]) -> str:
         sizes = ", ".join(f"{cell['size']:.1e}".replace(".0e", "e").replace("e+0", "e") for cell in cells)
         figures = [", ".join(f"{cell[key]:.3g}" for cell in cells) for key in ("start_s", "step_ms", "plain_ms")]
         rows.append(f"| {' | '.join([name, sizes, *figures])} |")
+    return "\n".join(rows)
+
+
+def table_of_language_models(cells: list[dict[str, Any]]) -> str:
+    """Memory and time of a step; what is not measured is computed from the smallest model with as many texts.
+
+    Memory beside activations and time grow as the weights do, and activations as layers times width.
+    """
+    measured = {tuple(cell["size"]): cell for cell in cells}
+    rows = ["| weights | trained | texts | memory, GiB | step, s | |", "|---|---|---|---|---|---|"]
+    small = LLAMAS["100M"]
+    for (name, model), trained, texts in itertools.product(LLAMAS.items(), ("all weights", "LoRA"), (1, 4)):
+        one, same, four = (measured["100M", trained, number] for number in (1, texts, 4))
+        ratio = weights_of(*model) / weights_of(*small)
+        of_text = (four["bytes"] - one["bytes"]) / 3
+        activations = texts * of_text * model[0] * model[2] / (small[0] * small[2])
+        computed = {"bytes": (one["bytes"] - of_text) * ratio + activations, "step_ms": same["step_ms"] * ratio}
+        found = measured.get((name, trained, texts))
+        of, how = (computed, "computed") if found is None else (found, "measured")
+        figures = f"{of['bytes'] / 2**30:.1f} | {of['step_ms'] / 1000:.3g} | {how}"
+        rows.append(f"| {weights_of(*model) / 1e6:,.0f} million | {trained} | {texts} | {figures} |")
     return "\n".join(rows)
 
 

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import torch
@@ -88,12 +89,13 @@ def _runs(entry: Entry) -> tuple[nn.Module, dict[str, Tensor], torch.dtype]:
         _enliven(model)
         batch = as_dtype(entry.batch(model), dtype)
         try:
-            plain_gradients(model, one(batch, 0), entry.loss)
+            gradients = plain_gradients(model, one(batch, 0), entry.loss)
         except RuntimeError:
             if dtype is torch.float32:
                 raise
             continue
-        return model, batch, dtype
+        if dtype is torch.float32 or all(bool(g.isfinite().all()) for g in gradients):
+            return model, batch, dtype
     raise AssertionError
 
 
@@ -127,18 +129,27 @@ def plain_gradients(model: nn.Module, batch: Batch, loss: Loss) -> list[Tensor]:
 
 
 def clipped_by_loop(model: nn.Module, batch: Batch, loss: Loss) -> tuple[list[Tensor], float]:
-    """The clipped sum from the gradient of each example alone; clips at nine tenths of the median norm."""
-    rows = []
+    """The clipped sum from the gradient of each example alone; clips at nine tenths of the median norm.
+
+    Hooks on parameters change the sum, as they change what a run releases.
+    """
+    hooks = [p._backward_hooks or {} for p in weights(model)]
+    kept, rows = list(map(dict, hooks)), []
+    for each in hooks:
+        each.clear()
     for i in range(len(next(iter(batch.values())))):
         with _contiguous_batch_norm():
             rows.append(plain_gradients(model, one(batch, i), loss))
+    for each, own in zip(hooks, kept, strict=True):
+        each.update(own)
     norms = [float(torch.stack([g.double().norm() for g in row]).norm()) for row in rows]
     bound = 0.9 * sorted(norms)[len(norms) // 2]
     if not 0 < bound < float("inf"):
         raise ValueError(f"the norms of the gradients are {norms}")
     factors = [min(1.0, bound / norm) if norm else 1.0 for norm in norms]
     columns = zip(*rows, strict=True)
-    return [torch.stack(list(map(operator.mul, factors, column))).sum(0) for column in columns], bound
+    sums = [torch.stack(list(map(operator.mul, factors, column))).sum(0) for column in columns]
+    return [reduce(lambda g, hook: hook(g), own.values(), g) for g, own in zip(sums, kept, strict=True)], bound
 
 
 @contextmanager

@@ -108,7 +108,8 @@ INPUTS: dict[str, Callable[[Any], Fields]] = {
         VisionTextDualEncoderModel""",
         with_picture,
     ),
-    **_many("TvpModel XCLIPModel", with_video),
+    **_many("XCLIPModel", with_video),
+    **_many("TvpModel", lambda c: {**with_video(c), "pixel_values": torch.randn(B, 2, 3, 64, 64)}),
     **_many("VideoPrismClipModel", lambda c: {"input_ids": words(), "pixel_values_videos": frames(c)}),
     **_many("Sam3LiteTextTextModel", lambda _: {"input_ids": words(), "pixel_values": None}),
     **_many(
@@ -117,7 +118,8 @@ INPUTS: dict[str, Callable[[Any], Fields]] = {
     ),
     **_many(
         """DetrModel ConditionalDetrModel DeformableDetrModel TableTransformerModel DabDetrModel DFineModel Deimv2Model
-        RTDetrModel RTDetrV2Model MaskFormerModel Mask2FormerModel HGNetV2ForImageClassification""",
+        RTDetrModel RTDetrV2Model MaskFormerModel Mask2FormerModel HGNetV2ForImageClassification PPDocLayoutV3Model
+        PPOCRV6MediumDetModel PPOCRV6SmallDetModel UVDocModel""",
         lambda _: {"pixel_values": torch.randn(B, 3, 64, 64)},
     ),
     **_many("AutoformerModel InformerModel TimeSeriesTransformerModel", series),
@@ -158,9 +160,12 @@ INPUTS: dict[str, Callable[[Any], Fields]] = {
         lambda c: {"audio_mel": torch.randn(B, 64, c.input_feat_size), "audio_mel_mask": ones(64) == 0},
     ),
     **_many(
-        "CanineForSequenceClassification LEDForConditionalGeneration LongformerForMaskedLM ProphetNetForCausalLM"
-        " ProphetNetForConditionalGeneration",
+        "CanineForSequenceClassification LEDForConditionalGeneration LongformerForMaskedLM",
         lambda _: {"input_ids": words(), "attention_mask": ones(LENGTH)},
+    ),
+    **_many(
+        "ProphetNetForCausalLM ProphetNetForConditionalGeneration",
+        lambda _: {"input_ids": words(), "attention_mask": torch.ones(B, LENGTH)},
     ),
     **_many("FSMTForConditionalGeneration", lambda _: {"decoder_input_ids": words(5)}),
     **_many(
@@ -254,7 +259,7 @@ INPUTS: dict[str, Callable[[Any], Fields]] = {
         "TimesFmModel",
         lambda c: {
             "past_values": torch.randn(B, c.context_length),
-            "past_values_padding": ones(c.context_length) * 0,
+            "past_values_padding": torch.zeros(B, c.context_length),
             "freq": ones(1) * 0,
         },
     ),
@@ -283,7 +288,7 @@ INPUTS: dict[str, Callable[[Any], Fields]] = {
             "noise_embeds": torch.randn(B, 4, c.hidden_size),
             "context_hidden_states": torch.randn(B, LENGTH, 5 * c.hidden_size),
             "input_ids": None,
-            "attention_mask": None,
+            "attention_mask": ones(4 + LENGTH),
         },
     ),
     **_many("UdopForConditionalGeneration", lambda _: {"labels": words(5), "bbox": torch.rand(B, LENGTH, 4)}),
@@ -306,7 +311,8 @@ INPUTS: dict[str, Callable[[Any], Fields]] = {
         "Sam2Model Sam2VisionModel Sam2HieraDetModel EdgeTamModel",
         lambda _: {"pixel_values": torch.randn(B, 3, 64, 64)},
     ),
-    **_many("GraniteSpeech5Encoder GraniteSpeech5ForCTC", lambda _: {"input_features": torch.randn(B, 64, 32)}),
+    **_many("GraniteSpeech5ForCTC", lambda _: {"input_features": torch.randn(B, 64, 32), "attention_mask": ones(64)}),
+    **_many("GraniteSpeech5Encoder", lambda _: {"input_features": torch.randn(B, 64, 32)}),
     **_many("Kimi_K25VisionModel", lambda _: {"pixel_values": torch.randn(B, 16, 3, 8, 8)}),
     **_many("Llama4ForConditionalGeneration", with_placeholders),
     **_many(
@@ -335,9 +341,35 @@ INPUTS: dict[str, Callable[[Any], Fields]] = {
         "VibeVoiceAcousticTokenizerDecoderModel",
         lambda c: {"hidden_states": torch.randn(B, c.hidden_size, 10), "input_values": None},
     ),
-    **_many("WavTokenizerModel WavTokenizerEncoderModel", sound),
+    **_many("WavTokenizerModel", sound),
     **_many("OmniASRAudioModel", sound),
-    **_many("OmniASRForCTC", lambda c: {**sound(c), "attention_mask": ones(800)}),
+    **_many("OmniASRForCTC", lambda c: {**sound(c), "padding_mask": ones(800)}),
+    **_many("NeuCodecModel Xcodec2Model", lambda c: {**sound(c), "input_features": torch.randn(B, 25, 160)}),
+    **_many("HiggsAudioV2TokenizerModel", lambda c: {**sound(c), "input_values": torch.randn(B, 1, 912)}),
+    **_many(
+        "VoxtralRealtimeForConditionalGeneration",
+        lambda c: {
+            **{"input_ids": words(), "attention_mask": ones(LENGTH), "labels": words()},
+            "input_features": torch.randn(B, c.audio_config.num_mel_bins, 64),
+        },
+    ),
+    **_many(
+        "EfficientLoFTRModel LightGlueForKeypointMatching", lambda _: {"pixel_values": torch.randn(B, 2, 3, 64, 64)}
+    ),
+    **_many("Inkling2VisionModel", lambda _: {"pixel_values": torch.randn(B, 16, 16, 16, 3)}),
+    **_many(
+        "PI0ForConditionalGeneration",
+        lambda c: {
+            "input_ids": torch.cat([torch.full((B, 16), 44), words()], 1),
+            "attention_mask": ones(16 + LENGTH),
+            "pixel_values": pictures(c.vlm_config)[:, None],
+            "pixel_attention_mask": ones(1) == 1,
+            "state": torch.randn(B, c.max_state_dim),
+            "noise": torch.randn(B, c.chunk_size, c.max_action_dim),
+            "actions": torch.randn(B, c.chunk_size, c.max_action_dim),
+            "timestep": torch.rand(B),
+        },
+    ),
     **_many("Molmo2ForConditionalGeneration", lambda _: {"mm_token_type_ids": ones(LENGTH) * 0}),
     **_many("LwDetrModel GroundingDinoModel MMGroundingDinoModel", _large),
 }

@@ -154,6 +154,24 @@ _HIERA_NECK = {
     "backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]],
 }
 _VOICE = {"num_filters": 4, "downsampling_ratios": [2, 2], "depths": [1, 1, 1], "hidden_size": 16}
+_WAVES = {"num_hidden_layers": 4, "patch_sizes": [4, 2, 2, 2], "hidden_sizes": [8, 16, 24, 32], "out_hidden_size": 16}
+_INDEXER = {
+    **{"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8},
+    **{"indexer_budget": 4, "indexer_compress_ratio": 2},
+}
+_CODES = {
+    "acoustic_model_config": {
+        **{"downsampling_ratios": [4, 4], "upsampling_ratios": [4, 4], "encoder_hidden_size": 8},
+        **{"decoder_hidden_size": 32, "hidden_size": 32},
+    },
+    **{"target_bandwidths": [8.0], "codebook_size": 16},
+}
+_LCNET = {
+    "stem_channels": [3, 8, 8],
+    "block_configs": [[[3, 8, 8, 1, True]], [[3, 8, 16, 2, False]], [[3, 16, 24, 2, False]], [[3, 24, 32, 2, True]]],
+    "out_features": ["stage1", *_LAST_THREE],
+}
+_RATIOS = {"long": 7, "mid": 5, "short": 3}
 _GEMMA_EXPERTS = {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 24}
 _REPVIT = {
     "architecture": "repvit_m0_9",
@@ -184,7 +202,9 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     **_each("conditional_detr detr table-transformer", {"backbone_config": _RESNET}),
     "dpt": {"num_hidden_layers": 4, "backbone_out_indices": [0, 1, 2, 3]},
     "tipsv2_dpt": {
-        "backbone_config": {"num_hidden_layers": 4, "out_features": ["stage1", *_LAST_THREE]},
+        "backbone_config": {
+            **{"num_hidden_layers": 4, "out_features": ["stage1", *_LAST_THREE], "reshape_hidden_states": False}
+        },
         "neck_hidden_sizes": [8, 8, 8, 8],
     },
     **_each("d_fine deimv2", {"backbone_config": _HGNET, **_DETR_ENCODER}),
@@ -206,9 +226,16 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "ministral": {"head_dim": 8},
     "hunyuan_vl_text": {"head_dim": 8, **_rope(1, 1, 1, 1)},
     "nemotron3_diarization": _TRANSCRIBE,
-    "nemotron3_5_transcribe_audio": _TRANSCRIBE,
-    "nemo_speechlm": {"audio_config": _TRANSCRIBE},
-    "pp_doclayout_v3": {"backbone_config": {**_HGNET, "out_features": ["stage1", *_LAST_THREE]}, **_DETR_ENCODER},
+    "nemotron3_5_transcribe_audio": {"diarization_config": _TRANSCRIBE},
+    "nemo_speechlm": {
+        "audio_config": {"diarization_config": _TRANSCRIBE},
+        "word_timestamp_config": {"blank_token_id": 0},
+    },
+    "pp_doclayout_v3": {
+        "x4_feat_dim": 8,
+        "backbone_config": {**_HGNET, "out_features": ["stage1", *_LAST_THREE]},
+        **_DETR_ENCODER,
+    },
     "pp_doclayout_v4": {"backbone_config": _HGNET, **_DETR_ENCODER},
     "qwen2_5_omni_thinker": {"vision_start_token_id": 43, "text_config": _rope(1, 1, 2)},
     "qwen3_omni_moe_thinker": {"vision_start_token_id": 43},
@@ -229,7 +256,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "audio_pad_token_id": 5,
     },
     "nemotron_h_omni": {"vision_config": {"video_temporal_patch_size": 2}},
-    "qwen4_exp": {"text_config": {"layer_types": _TWO_KINDS}},
+    "qwen4_exp": {"text_config": {"layer_types": _TWO_KINDS, **_INDEXER}},
     "step3p7": {"text_config": {"sliding_window": 4}},
     "textnet": {"stem_out_channels": 8},
     "timm_backbone": {"backbone": "resnet10t"},
@@ -243,23 +270,38 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "blt": {name: {"hidden_size_global": 16, "cross_attn_k": 2} for name in ("encoder_config", "decoder_config")}
     | {"cross_attn_k": 2},
     **_each("led longformer", {"attention_window": [4, 4]}),
-    "gemma3n": {"text_config": {"num_kv_shared_layers": 0}},
+    "gemma3n": {
+        "text_config": {"num_kv_shared_layers": 0, **_GEMMA_PER_LAYER},
+        "vision_config": {"architecture": "mobilenetv4_conv_small"},
+    },
     "instructblip": {"image_token_index": 44},
     "instructblipvideo": {"video_token_index": 44},
-    "granite4_vision": {"deepstack_layer_map": [[0, 0], [1, 1]], "spatial_target_layers": [0, 1, 0, 1]},
+    "granite4_vision": {
+        **{"vision_config": {"hidden_size": 64}, "downsample_rate": "1/2"},
+        **{"deepstack_layer_map": [[0, 0], [1, 1]], "spatial_target_layers": [0, 1, 0, 1]},
+    },
     "lw_detr": {
         "projector_scale_factors": [1.0],
         "backbone_config": {
             **{"image_size": 64, "num_windows": 4, "window_block_indices": [0], "out_features": ["stage1", "stage2"]}
         },
     },
-    **_each("neucodec xcodec2", {"hidden_size": 32, "decoder_hidden_size": 32}),
+    **_each(
+        "neucodec xcodec2",
+        {
+            **{"hidden_size": 32, "decoder_hidden_size": 32, "encoder_hidden_size": 8, "quantization_dim": 48},
+            "downsampling_ratios": [2, 2, 2, 4],
+        },
+    ),
     **_each("sam3 sam3_lite_text", {"vision_config": {"fpn_hidden_size": 16}}),
-    "sam3_tracker": {"vision_config": {"fpn_hidden_size": 16}, "mask_decoder_config": {"iou_head_hidden_dim": 16}},
+    "sam3_tracker": {
+        "vision_config": {"fpn_hidden_size": 16, "backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]]},
+        "mask_decoder_config": {"iou_head_hidden_dim": 16},
+    },
     "seggpt": {"image_size": [64, 32]},
     "shieldgemma2": {"yes_token_index": 10, "no_token_index": 11},
     "speech-encoder-decoder": {"pad_token_id": 1, "decoder_start_token_id": 2},
-    "tvp": {"max_img_size": 32, "visual_prompt_size": 8},
+    "tvp": {"max_img_size": 64, "visual_prompt_size": 8},
     "xclip": {
         "vision_config": {"mit_hidden_size": 16, "mit_intermediate_size": 24, "mit_num_attention_heads": 2},
         "prompt_num_attention_heads": 2,
@@ -277,6 +319,69 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     },
     **_each("wavtokenizer wavtokenizer_encoder", {"codebook_dim": 16, "decoder_hidden_size": 32}),
     "zaya": {"num_experts_per_tok": 1},
+    "apertus1p5": {
+        "audio_config": {"codebook_dim": 16, "decoder_hidden_size": 32, "codebook_size": 4},
+        "vision_config": {"base_channels": 32, "codebook_size": 4},
+        **{"image_token_offset": 38, "audio_token_offset": 42, "image_token_id": 46, "audio_token_id": 47},
+    },
+    "clvp": {name: {"hidden_size": 64} for name in ("text_config", "speech_config")}
+    | {"decoder_config": {"decoder_fixing_codes": [8, 4, 4, 24]}},
+    "efficientloftr": {
+        **{"stage_num_blocks": [1, 1, 1, 1], "out_features": [8, 8, 16, 32], "hidden_size": 32},
+        "num_attention_heads": 8,
+    },
+    "fast_vlm": {"vision_config": {"model_type": "timm_wrapper", "architecture": "fastvit_t8", "hidden_size": 768}},
+    "higgs_audio_v2_tokenizer": _CODES,
+    "lightglue": {
+        "descriptor_dim": 16,
+        "keypoint_detector_config": {
+            **{"encoder_hidden_sizes": [8, 8, 8, 8], "decoder_hidden_size": 8, "keypoint_decoder_dim": 65},
+            **{"descriptor_decoder_dim": 16, "max_keypoints": 8},
+        },
+    },
+    "llama4": {
+        "vision_config": {
+            **{"intermediate_size": 64, "projector_input_dim": 16, "projector_output_dim": 16, "vision_output_dim": 16}
+        }
+    },
+    "moonshine_streaming": {"num_key_value_heads": 2},
+    "perception_lm": {
+        "vision_config": {
+            **{"model_type": "timm_wrapper", "architecture": "vit_tiny_patch16_224"},
+            "model_args": {"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2},
+        }
+    },
+    "pi0": {"chunk_size": 4},
+    "pp_ocrv6_medium_det": {
+        **{
+            "backbone_config": _LCNET,
+            "neck_out_channels": 32,
+            "scale_factor_list": [1, 2, 4, 8],
+            "kernel_list": [3, 2, 2],
+        },
+        "intraclass_block_config": {
+            **{f"{name}_channel": [1, 1, 0] for name in ("reduce", "return")},
+            **{f"vertical_long_to_small_conv_{name}ratio": [[n, 1], 1, [n // 2, 0]] for name, n in _RATIOS.items()},
+            **{f"horizontal_small_to_long_conv_{name}ratio": [[1, n], 1, [0, n // 2]] for name, n in _RATIOS.items()},
+            **{f"symmetric_conv_long_{name}ratio": [n, 1, n // 2] for name, n in _RATIOS.items()},
+        },
+    },
+    "pp_ocrv6_small_det": {
+        "backbone_config": _LCNET,
+        **{"layer_list_out_channels": [8, 16, 24, 32], "neck_out_channels": 16},
+    },
+    "sapiens2": {"head_config": {"upsample_out_channels": [16, 16], "conv_out_channels": [16]}},
+    "t5gemma2_encoder": {"text_config": {"dropout_rate": 0.0}},
+    "uvdoc": {
+        "backbone_config": {
+            **{"resnet_head": [[3, 8], [8, 8]], "out_features": [f"stage{i}" for i in range(1, 7)]},
+            "resnet_configs": [[[8, 8, 1, False]], [[8, 16, 1, True]], [[16, 16, 1, True]]],
+            "stage_configs": [[[16, 1]], [[16, 2]], [[16, 1]], [[16, 2]], [[16, 1]], [[16, 2]]],
+        },
+        **{"bridge_connector": [16, 16], "out_point_positions2D": [[16, 8], [8, 2]]},
+    },
+    "xcodec": _CODES,
+    "mimo_v2_flash": {"num_key_value_heads": 1, **_two_ropes(1.0)},
     "vits": {
         **{"upsample_initial_channel": 16, "flow_size": 16, "spectrogram_bins": 17},
         **{"upsample_rates": [2, 2], "upsample_kernel_sizes": [4, 4]},
@@ -383,10 +488,9 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "levit": {"key_dim": [8, 8, 8], "image_size": 64, "patch_size": 16},
     "lilt": {"hidden_size": 24},
     "mamba2": {"n_groups": 1, "num_heads": 4, "head_dim": 8},
-    "mimo_v2_flash": _two_ropes(1.0),
     "molmo2": {"adapter_config": {"vision_feature_layer": [1, 0]}},
-    "muse_spark": {"audio_config": {"num_hidden_layers": 4}},
-    "muse_spark_audio": {"num_hidden_layers": 4},
+    "muse_spark": {"audio_config": _WAVES, "out_hidden_size": 16, "projector_hidden_size": 24},
+    "muse_spark_audio": _WAVES,
     "nemotron3_5_transcribe_word_timestamp": {"blank_token_id": 0},
     "bamba": {"mamba_n_heads": 4, "mamba_d_head": 8},
     "bit": {"num_groups": 2},

@@ -39,6 +39,8 @@ TASKS = {
 }
 
 
+_NO_GRADIENT = "it returns codes, which are integers and have no gradient"
+_UNTRAINED = "its forward pass says that training is not implemented, and keeps what it made of words between calls"
 _NO_FORWARD = "its parts are models, and it has no forward pass of its own"
 _SESSION = "its forward pass takes a session of inference, frame by frame, and not records"
 _ASSISTANT = "it takes keys and values that another model has computed"
@@ -48,6 +50,8 @@ LEFT_OUT: dict[str, str] = {
         for name in ("Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM")
     },
     **dict.fromkeys(("transformers/BarkModel", "transformers/GlmImageVQVAE"), _NO_FORWARD),
+    "transformers/WavTokenizerEncoderModel": _NO_GRADIENT,
+    "transformers/OmDetTurboForObjectDetection": _UNTRAINED,
     **{
         f"transformers/{name}": _SESSION
         for name in ("EdgeTamVideoModel", "Sam2VideoModel", "Sam3TrackerVideoModel", "Sam3VideoModel")
@@ -102,7 +106,7 @@ def without_dropout(config: Any) -> None:
         if isinstance(value, transformers.PretrainedConfig):
             without_dropout(value)
         elif isinstance(value, float) and any(
-            part in name for part in ("drop", "jitter", "noise", "mask_time_prob", "mask_feature_prob")
+            part in name for part in ("drop", "jitter", "noise", "vae_std", "mask_time_prob", "mask_feature_prob")
         ):
             setattr(config, name, 0.0)
         elif name == "apply_spec_augment":
@@ -142,7 +146,7 @@ def batch(task: str, model: Any) -> dict[str, Tensor]:
             given["attention_mask"] = torch.ones(B, 800).long()
             given["attention_mask"][1, 600:] = 0
     given |= (more := INPUTS.get(type(model).__name__, lambda _: {})(config))
-    given |= {**_labels(task, taken, given, config, words), **more}
+    given |= more if "labels" in more else {**_labels(task, taken, given, config, words), **more}
     return {name: field for name, field in given.items() if field is not None}
 
 

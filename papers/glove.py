@@ -60,10 +60,14 @@ class Vocabulary(Numbering):
 
 
 def ag_news_by_vectors(data_dir: Path | None) -> DataSet:
-    """AG News, of whose articles the first 20 words have GloVe's vectors."""
+    """AG News: inputs (n, 20, dims) are GloVe's vectors of the first 20 words of an article."""
     words = replace(glove(data_dir), tokens=20)
     data = ag_news(data_dir, words)
-    return replace(data, vectors=words.numbered_vectors, note="; ".join(filter(None, [data.note, words.note])))
+    train, test = (
+        split and replace(split, inputs=words.numbered_vectors[split.inputs]) for split in (data.train, data.test)
+    )
+    assert train, "there are articles to train on"
+    return replace(data, train=train, test=test, words=0, note="; ".join(filter(None, [data.note, words.note])))
 
 
 def glove(data_dir: Path | None) -> Vocabulary:

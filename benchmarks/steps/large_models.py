@@ -73,7 +73,24 @@ def gpt2(width: int = 768, layers: int = 12) -> nn.Module:
     )
 
 
-def _model(family: str, head: str, /, **settings: Any) -> nn.Module:
+def llama(width: int, inner: int, layers: int, rank: int = 0) -> nn.Module:
+    """A Llama with 32,000 words, of which all weights are trained, or adapters of this rank at all of its matrices."""
+    model = _model(
+        "Llama",
+        "LlamaForCausalLM",
+        hidden_size=width,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=width // 64,
+        use_cache=False,
+    )
+    if rank:
+        peft = import_module("peft")
+        model.model = peft.get_peft_model(model.model, peft.LoraConfig(r=rank, target_modules="all-linear"))
+    return model
+
+
+def _model(family: str, head: str, /, **settings: Any) -> Logits:
     transformers = import_module("transformers")
     config = getattr(transformers, f"{family}Config")(**settings)
     return Logits(getattr(transformers, head)(config)).train()

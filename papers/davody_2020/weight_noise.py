@@ -78,12 +78,8 @@ def train(setting: Setting, seed: int, data: DataSet, tell: Tell) -> dict[str, A
 
 
 def built(name: str, data: DataSet) -> nn.Module:
-    """The network for this data set; for texts, behind the public vectors of the words."""
-    shape = data.train.inputs.shape[1:]
-    if data.vectors is None:
-        return models.build(name, shape, data.classes)
-    words = nn.Embedding.from_pretrained(torch.as_tensor(data.vectors), freeze=True)
-    return models.FixedFeatures(words, models.build(name, (*shape, words.embedding_dim), data.classes))
+    """The network for this data set."""
+    return models.build(name, data.train.inputs.shape[1:], data.classes)
 
 
 def with_fresh_statistics(model: nn.Module) -> nn.Module:

@@ -187,7 +187,7 @@ socket.create_connection = socket.getaddrinfo = refuse
 IMPORT_ALL = """
 import importlib, pkgutil, noisette
 for module in pkgutil.walk_packages(noisette.__path__, "noisette."):
-    if not module.name.endswith(("__main__", "triton_noise")):  # the latter needs Triton, and is loaded on a GPU
+    if not module.name.endswith(("__main__", "triton_noise", "trl")):  # Triton and TRL may be absent
         importlib.import_module(module.name)
 """
 

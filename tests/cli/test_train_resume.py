@@ -265,6 +265,19 @@ def test_what_was_put_off_is_mentioned_when_a_run_begins_at_its_place(begun, tmp
     refusal(train("--resume", "run"), "several unfinished runs", "run.unfinished-1", "run.unfinished-2")
 
 
+FORGED = {
+    "lack holdout_key, recipe": {"recipe": "x", "holdout_key": 5},
+    "epsilon: 2.0 in the checkpoint, 99.0 now": {"recipe": {"privacy": {"epsilon": 99.0, "delta": DELTA}}},
+}
+
+
+@pytest.mark.parametrize("said", FORGED)
+def test_settings_that_are_not_those_of_the_checkpoint(said, begun, tmp_path):
+    place = shutil.copytree(begun, tmp_path / begun.name) / "checkpoint" / "settings.json"
+    place.write_text(json.dumps(json.loads(place.read_text()) | FORGED[said]))
+    refusal(train("--resume", "run"), said)
+
+
 def test_no_other_option_goes_with_it(tmp_path, monkeypatch):
     (tmp_path / "recipe.toml").write_text("")
     given = ("--resume", "run", "recipe.toml", "--lr", 3, "--epsilon", 9, "--allow-large-delta")

@@ -1,5 +1,6 @@
 """Losses that cannot be vectorised behind models that can: the model is computed at once, what follows one by one."""
 
+import random
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -165,6 +166,31 @@ def test_the_model_is_called_for_all_examples_at_once(loss: Callable[..., Tensor
     for _ in range(3):
         clip.accumulate(loss, *data())
     assert model.calls <= 6  # of 18: each microbatch is tried as a whole before
+
+
+class Noisy(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) * random.random()
+
+
+class WithLoss(nn.Module):
+    """It computes its loss itself, with numbers of Python in the part that is computed at once, and behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = detector()
+        self.part.mix = Noisy(8, 8).double()
+
+    def forward(self, *batch: Tensor) -> Tensor:
+        return matched(self.part, *batch) * random.random()
+
+
+def test_a_module_that_cannot_be_vectorised_is_opened() -> None:
+    model, loss, batch = WithLoss(), lambda m, *batch: m(*batch), data()
+    truth = clipped_by(model, 0.5, loss, batch, engine=PerExampleLoop())
+    model.part.calls = 0
+    torch.testing.assert_close(clipped_by(model, 0.5, loss, batch, batch), 2 * truth, rtol=1e-9, atol=1e-12)
+    assert model.part.calls <= 6
 
 
 def test_a_random_argument_of_the_model_is_the_one_that_the_loss_goes_on_with() -> None:

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -25,6 +26,22 @@ class Cube(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         [x] = ctx.saved_tensors
         return torch.from_numpy(3 * x.numpy() ** 2 * dy.numpy())
+
+
+class Again(torch.autograd.Function):
+    """A module that is called again in the backward pass, in a graph of its own, as reversible layers are."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, module: nn.Module) -> Tensor:
+        ctx.x, ctx.module = x.detach(), module
+        return module(x)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        x = ctx.x.requires_grad_()
+        with torch.enable_grad():
+            torch.autograd.backward(ctx.module(x), dy)
+        return x.grad, None
 
 
 def net() -> nn.Sequential:
@@ -57,6 +74,22 @@ def test_sums_are_those_of_single_examples(name: str, expected_warning: None) ->
     x[0], x[1] = x[0].abs(), -x[1].abs()
     truth = example_gradients(net(), loss, (x,)).clipped(0.5).vector
     torch.testing.assert_close(clipped_by(net(), 0.5, loss, (x[:4],), (x[4:],)), truth, rtol=1e-9, atol=1e-12)
+
+
+def test_what_a_backward_pass_writes_into_grad_is_clipped_and_seen_by_nobody() -> None:
+    model: Any = net()
+    seen, x = list[Tensor](), rows()
+    loss: Loss = lambda m, x: m(x).square().sum()  # noqa: E731
+    model[2].forward = lambda h, linear=nn.Linear.forward: Again.apply(h, partial(linear, model[2]))
+    model[2].bias.grad = zero = torch.zeros(2, dtype=torch.float64)
+    model[2].weight.register_hook(seen.append)
+    model[2].weight.register_post_accumulate_grad_hook(seen.append)
+    truth = example_gradients(net(), loss, (x,)).clipped(0.5).vector
+    with pytest.warns(OneByOneWarning):
+        torch.testing.assert_close(clipped_by(model, 0.5, loss, (x,)), truth, rtol=1e-9, atol=1e-12)
+    assert not seen
+    assert [p.grad for p in model.parameters()] == [None, None, None, zero]
+    assert not zero.any()
 
 
 def test_an_example_whose_loss_reaches_no_parameter_adds_nothing() -> None:

@@ -93,7 +93,7 @@ def test_official_articles(tmp_path: Path) -> None:
     assert found.train.inputs.tolist() == Numbering().number(texts).tolist(), "also an article without a word"
     assert found.train.targets.tolist() == [2, 0, 3, 1]
     assert (found.test.inputs == found.train.inputs).all()
-    assert (found.words, found.vectors, found.note) == (4096, None, "")
+    assert (found.words, found.note) == (4096, "")
 
 
 def test_the_copy_with_a_part_of_the_articles(tmp_path: Path) -> None:

@@ -158,6 +158,7 @@ def test_all_contradictions_of_a_declaration_at_once() -> None:
         ({"columns": COLUMNS, "label": "job"}, "column 'job' is the label"),
         ({"thousands": ".", "decimal": "."}, "thousands: expected"),
         ({"encoding": "latin-99"}, "encoding: expected one that Python knows"),
+        ({"encoding": "hex"}, "encoding: expected one that Python knows"),
     ],
 )
 def test_contradictions_of_a_declaration(declared: dict, says: str) -> None:

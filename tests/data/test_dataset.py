@@ -47,13 +47,12 @@ def test_everything_that_does_not_fit_is_listed() -> None:
     assert "shape (2,), those of test (3,)" in message
 
 
-def test_words_must_have_vectors() -> None:
-    vectors = np.zeros((5, 2), np.float32)
-    assert DataSet("toy", texts(0, 4), None, classes=2, declared_size=2, vectors=vectors).vectors is vectors
-    message = refusal(texts(0, 5), texts(-1, 0), vectors=vectors)
+def test_words_must_have_their_numbers() -> None:
+    assert DataSet("toy", texts(0, 4), None, classes=2, declared_size=2, words=5).words == 5
+    message = refusal(texts(0, 5), texts(-1, 0), words=5)
     assert "train has 2 texts with words outside 0..4, the first at index 0" in message
     assert "test has 2 texts with words outside 0..4" in message
-    message = refusal(texts(0, 1, kind=np.float32), vectors=vectors)
+    message = refusal(texts(0, 1, kind=np.float32), words=5)
     assert "train has inputs of float32 of shape (2, 2)" in message
 
 

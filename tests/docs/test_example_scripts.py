@@ -92,6 +92,23 @@ def test_a_sentence_encoder_is_fine_tuned(how, tmp_path, capsys):
     )
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_that_writes_learns_texts_and_is_asked_for_a_secret(tmp_path, capsys):
+    pytest.importorskip("transformers")
+    pytest.importorskip("peft")
+    from small_llama import model, tokenizer
+
+    model().save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "texts").write_text("The number is 7\n" * 100)
+    files, schedule = [str(tmp_path / "texts")] * 2, ("--epochs", "8", "--batch", "50", "--lr", "0.05")
+    run_here(EXAMPLES / "fine_tune_texts.py", *files, "--model", str(tmp_path), "--records", "101", *schedule)
+    line = r"perplexity (\d+\.\d), exposure (\d+\.\d) bits, writes: The "
+    (before, _), (after, exposure) = re.findall(line, capsys.readouterr().out)
+    assert float(after) < float(before)
+    assert float(exposure) < 10
+
+
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_script_of_the_page_prints_what_it_states_on_one_and_on_two_ranks(ranks, tmp_path, capsys, monkeypatch):
     [block] = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)

@@ -22,7 +22,6 @@ from noisette.nn import (
     Standardise,
     Whitening,
     WordCounts,
-    WordVectors,
     mean_over_views,
     models,
 )
@@ -108,15 +107,6 @@ def test_counts_are_those_of_a_loop_over_words() -> None:
         for word, count in Counter(word for word in text if word).items():
             expected[word] = math.sqrt(count) * weights[word].item()
         assert row == pytest.approx([value / (math.hypot(*expected) or 1) for value in expected], rel=1e-5)
-
-
-def test_sums_are_those_of_a_loop_over_words() -> None:
-    vectors = torch.randn(7, 4, dtype=torch.float64)
-    for row, text in zip(WordVectors(vectors)(TEXTS), TEXTS.tolist(), strict=True):
-        total = torch.zeros(4, dtype=torch.float64)
-        for word in text:
-            total = total + vectors[word] * (word != 0)
-        torch.testing.assert_close(row, total / (total.norm() or 1))
 
 
 def morlet(deviation: float, angle: float) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -31,7 +30,6 @@ NETWORKS = {
     "scattering": (IMAGE, 10, 81 * 7 * 7 * 10 + 10),
     "patches-and-scattering": (COLOUR, 10, (2 * 2 * 400 * 4 + 3 * 81 * 4 * 4) * 10 + 10),
     "resnet-18": (COLOUR, 10, 11_173_962),
-    "encoder": ((20, 200), 2, 483_002),
     "lipschitz-linear": (IMAGE, 10, 784 * 10),
     "lipschitz-dense": (IMAGE, 10, 784 * 128 + 128 * 10),
     "lipschitz-mixer": (COLOUR, 10, 48 * 64 + 2 * 64 * 64 + 2 * 64 * 64 + 64 * 64 * 10),
@@ -151,12 +149,9 @@ def test_batch_norm_is_refused_until_it_is_replaced() -> None:
         assert (path in str(refusal.value)) >= isinstance(module, nn.BatchNorm2d)
 
 
-@pytest.mark.parametrize(
-    ("network", "shape"),
-    [(partial(models.resnet, width=2, norm=models.layer_norm), (3, 8, 8)), (models.encoder, (5, 6))],
-)
-def test_clipped_sums_are_exact(network: Callable[..., nn.Module], shape: tuple[int, ...]) -> None:
-    case = Case("", partial(network, shape, 4), labelled(*shape), cross_entropy)
+def test_clipped_sums_are_exact() -> None:
+    network = partial(models.resnet, width=2, norm=models.layer_norm)
+    case = Case("", partial(network, (3, 8, 8), 4), labelled(3, 8, 8), cross_entropy)
     check(case, BookKeeping(), b=3, dtype=torch.float64)
 
 
@@ -234,34 +229,6 @@ def test_a_folder_of_hugging_face(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(ValueError, match="holds no model for texts that can be loaded"):
         models.build(str(tmp_path), (4,), 2, 7)
-
-
-def test_counts_and_vectors_of_a_text_are_a_quarter_vectors_and_come_from_a_file(tmp_path: Path) -> None:
-    made = models.build("word-counts-and-vectors", (6,), 3, 10)
-    assert isinstance(made, models.FixedFeatures)
-    given = {f"features.{name}": value for name, value in made.features.state_dict().items()}
-    given["features.vectors.vectors"] = torch.zeros(10, 50)
-    given["features.vectors.vectors"][9, 7] = 2.0
-    save_file(given, tmp_path / "vectors.safetensors")
-    made = models.pretrained(made, tmp_path / "vectors.safetensors")
-    assert isinstance(made, models.FixedFeatures)
-    features = made.features(TEXTS)
-    torch.testing.assert_close(features[0].norm(), torch.tensor(1.0))
-    assert (features[0, 10:].nonzero().tolist(), features[0, 17].item()) == ([[7]], pytest.approx(0.5))
-    assert not features[1, 10:].any()
-    assert [p.shape for p in made.parameters() if p.requires_grad] == [(3, 60)]
-
-
-def test_the_encoder_is_torchs_layer_on_sinusoids_and_does_not_see_padding() -> None:
-    model = models.build("encoder", (5, 6), 3).double().eval()
-    x = torch.randn(3, 5, 6, dtype=torch.float64)
-    x[1, 3:], x[2] = 0.0, 0.0
-    places = torch.stack([torch.arange(5.0) / 10_000 ** (2 * (number // 2) / 6) for number in range(6)], 1)
-    places[:, 0::2], places[:, 1::2] = places[:, 0::2].sin(), places[:, 1::2].cos()
-    for text, used in zip(x, (5, 3), strict=False):
-        encoded = model.block((text[:used] + places[:used])[None]).mean(1)
-        torch.testing.assert_close(model(text[None]), model.scores(encoded), rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(model(x)[2], model.scores.bias)
 
 
 def test_names_of_models_are_known_without_torch() -> None:

@@ -171,8 +171,8 @@ def test_the_head_of_a_pretrained_network_is_trained(tmp_path):
 
 def articles() -> DataSet:
     rng = np.random.default_rng(0)
-    split = Split(rng.integers(0, 30, (40, 6)), rng.integers(0, 4, 40))
-    return DataSet("ag-news", split, split, 4, 1000, "", rng.normal(size=(30, 8)).astype(np.float32))
+    split = Split(rng.normal(size=(40, 6, 8)).astype(np.float32), rng.integers(0, 4, 40))
+    return DataSet("ag-news", split, split, 4, 1000)
 
 
 @pytest.mark.parametrize("row", table_7.GRID.rows, ids=lambda row: row.name)

@@ -6,12 +6,10 @@ differ by one record, with the same batches but for it and the same released val
 """
 
 import copy
-import random
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -419,18 +417,3 @@ def test_secret_seeds_are_too_many_to_be_tried() -> None:
         seed_secretly()
     assert asked == [256]
     assert not torch.equal(one, torch.get_rng_state())
-
-
-def different_gradients(draw: Callable[[], Any]) -> int:
-    rows = torch.eye(SIZE, dtype=torch.float64)
-    clip = noisette.PerExampleClip(nn.Linear(SIZE, 1, bias=False, dtype=torch.float64), 10.0)
-    clip.accumulate(lambda model, x: model(x).sum() * (1 + draw()), rows)
-    return len(set(clip.pop_sums()[0].grads[0].flatten().tolist()))
-
-
-@pytest.mark.parametrize("draw", [random.random, np.random.rand], ids=["Python", "NumPy"])
-def test_records_of_a_microbatch_share_no_number_of_other_generators(draw: Callable[[], float]) -> None:
-    """Which ones share it would depend on how many come before, so one record more would move all behind it."""
-    with pytest.warns(noisette.OneByOneWarning, match=r"share the numbers; draw them by torch"):
-        assert different_gradients(draw) == SIZE
-    assert different_gradients(lambda: torch.rand(())) == SIZE  # the remedy, without a warning

@@ -62,11 +62,15 @@ class Died(Decoded):
         return X[index]
 
 
-def test_processes_load_every_batch_whole(tmp_path):
+@pytest.mark.parametrize("silence", [0, 1e3])
+def test_processes_load_every_batch_whole_and_a_long_start_is_said_once(silence, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("noisette.run.loading._SILENCE", silence)
     state = torch.get_rng_state()
     with Ledger(tmp_path / "ledger") as ledger, run_on(Decoded(), ledger, steps=40) as run:
         assert trained(run, workers=1, ahead=2, to="cpu") > 300
     torch.set_rng_state(state)
+    said = [record.getMessage() for record in caplog.records if record.name == "noisette.run"]
+    assert [message[:50] for message in said] == ["the processes that load records are starting (1): "] * (silence == 0)
 
 
 def test_a_process_that_dies_ends_the_step_unreleased(tmp_path):

@@ -15,7 +15,7 @@ from noisette.core.batches import PoissonSampler
 from noisette.core.noise import SecretKey
 from noisette.run.loading import records_of, without_frames
 from noisette.run.sampling import UserRecords
-from small_loop import square, start, take_steps
+from small_loop import small_model, square, start, take_steps
 
 AT = np.array([2, 5, 9])
 
@@ -39,6 +39,19 @@ def test_code_of_a_data_set_of_tensors_is_called():
 def test_masked_values_are_refused():
     with pytest.raises(TypeError, match=r"masked values.*filled"):
         records_of((np.ma.masked_array(np.ones((3, 2)), mask=False), np.ones(3)))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CS. tensor support")
+def test_rows_of_sparse_columns_and_of_no_other_layout():
+    x, of = torch.eye(12, 5).double(), lambda model, x: square(model, x.to_dense())
+    of_each = [
+        take_steps(start(small_model(), (column,), sampling_rate=1.0, noise_multiplier=1e-12), of, steps=1)[0].grads
+        for column in (x, x.to_sparse())
+    ]
+    torch.testing.assert_close(*of_each, rtol=1e-6, atol=1e-9)
+    for refused in (x.to_sparse_csr, x.to_sparse_csc):
+        with pytest.raises(TypeError, match=r"sparse_cs.*to_dense"):
+            records_of((refused(),))
 
 
 def test_a_column_without_numbers_is_refused_and_its_remedy_trains():

@@ -273,6 +273,10 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path):
     for name, value in (("steps", 0), ("run", ""), ("expected_batch_size", 0), ("event", {"mechanism": "?"})):
         checkpoint_file.write(tmp_path / "saved", kept | {"terms": kept["terms"] | {name: value}})
         assert_refused(tmp_path, pair(), ValueError, "holds no checkpoint of a run")
+    beyond = kept["learned"] | {"state": kept["learned"]["state"] | {"state": {99: {"momentum_buffer": None}}}}
+    for changed in ({"learned": {}}, {"learned": [1]}, {"learned": beyond}, {"ledger": 5}, {"bound": 1}):
+        checkpoint_file.write(tmp_path / "saved", kept | changed)
+        assert_refused(tmp_path, pair(), ValueError, "the checkpoint is altered")
 
 
 def test_no_secret_and_no_record_is_written(tmp_path, known_key):

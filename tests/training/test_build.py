@@ -125,7 +125,7 @@ def test_what_does_not_fit_the_model_is_refused(settings, data, message):
 
 def test_a_run_goes_on_with_the_same_public_examples_and_with_no_others(tmp_path):
     saved, others = cut_short(recipe(), DATA, tmp_path, step=2, public=PUBLIC), images("others", 3)
-    with pytest.raises(ValueError, match="public examples, first weights or word vectors are not those that"):
+    with pytest.raises(ValueError, match="public examples or first weights are not those that"):
         resume(recipe(), DATA, public=others, on_step=pass_by, checkpoint=saved)
     outcome = resume(recipe(), DATA, public=PUBLIC, on_step=pass_by, checkpoint=saved)
     assert outcome.run.steps_taken == outcome.run.steps == 4

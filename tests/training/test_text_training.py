@@ -1,4 +1,4 @@
-"""Texts at work: public word vectors stand fixed before the model, in training, in resumed runs and in what is left."""
+"""Texts at work, in training, in resumed runs and in what is left."""
 
 import gzip
 import hashlib
@@ -9,46 +9,27 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import nn
 
 from command_line import noisette, succeeded
 from cut_runs import cut_short, pass_by
 from noisette.data import DataSet, Split, load
 from noisette.run.private import PrivateRun
-from noisette.training.loop import Outcome, resume, train
+from noisette.training.loop import resume, train
 from noisette.training.recipe import DataSection, ModelSection, PrivacySection, Recipe, TrainingSection
 from noisette.training.report.facts import Point, facts_of
 from noisette.training.saved_model import SavedModel
 
 TRAINING = TrainingSection(epochs=4, batch_size=100, lr=4.0)
 PRIVACY = PrivacySection(epsilon=8.0, accountant="rdp")
-RECIPE = Recipe(DataSection("ag-news"), ModelSection("linear"), PRIVACY, TRAINING)
+RECIPE = Recipe(DataSection("ag-news-words"), ModelSection("word-counts"), PRIVACY, TRAINING)
 
 
 def texts(count: int = 500, seed: int = 0) -> DataSet:
-    """Texts of 5 words out of 40, of which the first, below 20 or not, is the class."""
+    """Texts of 5 words, which are below 20 in one class and from 20 to 39 in the other."""
     random = np.random.default_rng(seed)
-    vectors = np.random.default_rng(1).normal(size=(40, 6)).astype(np.float32)
-    vectors[:, 0] = np.repeat([-2, 2], 20)
-    splits = [Split(words, (words[:, 0] >= 20).astype(np.int64)) for words in random.integers(0, 40, (2, count, 5))]
-    return DataSet("toy texts", *splits, classes=2, declared_size=500, note="", vectors=vectors)
-
-
-def run(recipe: Recipe, data: DataSet) -> Outcome:
-    return train(recipe, data, ledger_path=None, on_step=pass_by)
-
-
-def test_a_text_is_learned_through_its_word_vectors():
-    data = texts()
-    outcome = run(RECIPE, data)
-    accuracy = (outcome.model(torch.as_tensor(data.test.inputs)).argmax(1).numpy() == data.test.targets).mean()
-    assert accuracy == outcome.points[-1].test_accuracy
-    assert accuracy > 0.9
-    assert outcome.epsilon <= 8
-    np.testing.assert_array_equal(outcome.model.state_dict()["features.weight"], data.vectors)
-    assert facts_of(outcome).parameters == 2 * (5 * 6 + 1), "no vector is trained"
-    assert isinstance(outcome.model.features, nn.Embedding)
-    assert not outcome.model.features.weight.requires_grad
+    classes = random.integers(0, 2, (2, count))
+    splits = [Split(random.integers(0, 20, (count, 5)) + 20 * own[:, None], own) for own in classes]
+    return DataSet("toy texts", *splits, classes=2, declared_size=500, words=40)
 
 
 def test_a_run_on_texts_goes_on_and_knows_them_again(tmp_path):
@@ -60,28 +41,25 @@ def test_a_run_on_texts_goes_on_and_knows_them_again(tmp_path):
     assert (outcome.points[-1].test_accuracy or 0) > 0.9
 
 
-def test_a_run_does_not_go_on_with_other_word_vectors_or_public_weights(tmp_path):
-    data = texts()
-    saved = cut_short(RECIPE, data, tmp_path, step=7)
-    with pytest.raises(ValueError, match="word vectors are not those"):
-        resume(RECIPE, replace(data, vectors=data.vectors + 1), on_step=pass_by, checkpoint=saved)
+def test_a_run_does_not_go_on_with_other_public_weights(tmp_path):
     weights = tmp_path / "weights.safetensors"
-    recipe = replace(RECIPE, model=ModelSection("linear", str(weights), frozen=()))
-    save_file({"1.weight": torch.zeros(2, 30), "1.bias": torch.zeros(2)}, weights)
-    other = cut_short(recipe, data, tmp_path / "other", step=7)
+    recipe = replace(RECIPE, model=ModelSection("word-counts", str(weights), frozen=()))
+    first = {"features.weights": torch.ones(40), "head.weight": torch.zeros(2, 40)}
+    save_file(first, weights)
+    saved = cut_short(recipe, texts(), tmp_path / "other", step=7)
     older = weights.read_bytes()
-    save_file({"1.weight": torch.ones(2, 30), "1.bias": torch.zeros(2)}, weights)
-    with pytest.raises(ValueError, match="first weights or word vectors are not those"):
-        resume(recipe, data, on_step=pass_by, checkpoint=other)
+    save_file(first | {"head.weight": torch.ones(2, 40)}, weights)
+    with pytest.raises(ValueError, match="public examples or first weights are not those"):
+        resume(recipe, texts(), on_step=pass_by, checkpoint=saved)
     weights.write_bytes(older)
-    assert resume(recipe, data, on_step=pass_by, checkpoint=other).run.steps_taken == 20
+    assert resume(recipe, texts(), on_step=pass_by, checkpoint=saved).run.steps_taken == 20
 
 
 def test_the_facts_name_the_weights_that_were_read_though_the_file_is_another_by_then(tmp_path):
     weights = tmp_path / "weights.safetensors"
-    save_file({"1.weight": torch.zeros(2, 30), "1.bias": torch.zeros(2)}, weights)
+    save_file({"features.weights": torch.ones(40), "head.weight": torch.zeros(2, 40)}, weights)
     read = hashlib.sha256(weights.read_bytes()).hexdigest()
-    recipe = replace(RECIPE, model=ModelSection("linear", str(weights), frozen=()))
+    recipe = replace(RECIPE, model=ModelSection("word-counts", str(weights), frozen=()))
 
     def overwrite(run: PrivateRun, point: Point) -> None:
         weights.write_bytes(b"another")

@@ -135,12 +135,10 @@ def _random_data(like: DataSet, seed: int, examples: int = 256) -> DataSet:
     """A data set of random records with the shapes, classes and declared size of another."""
     random = np.random.default_rng(seed)
     size = (examples, *like.train.inputs.shape[1:])
-    words = len(like.vectors) if like.vectors is not None else like.words
-    inputs = random.integers(0, words, size) if words else random.random(size, dtype=np.float32)
-    vectors = None if like.vectors is None else random.normal(size=like.vectors.shape).astype(np.float32)
+    inputs = random.integers(0, like.words, size) if like.words else random.random(size, dtype=np.float32)
     classes, numbers = random.integers(0, like.classes, examples), random.uniform(-1, 1, examples).astype(np.float32)
     train = Split(inputs, classes if like.target is None else numbers)
-    return replace(like, train=train, test=None, note="", vectors=vectors)
+    return replace(like, train=train, test=None, note="")
 
 
 @dataclass(frozen=True)
@@ -189,12 +187,11 @@ class AuditedRun:
                 raise ValueError(f"{RUN_FILE} states {times} releases of {each!r}, but {contained}")
         recipe, known = run.told_recipe, model is not None or run.is_built_in
         recipe = run.recipe_with(model, folder) if known else recipe
-        bounds, vectors, words = recipe.data.target, run.word_vectors, run.words
-        inputs = np.zeros((0, *run.input_shape), np.int64 if vectors or words else np.float32)
+        bounds = recipe.data.target
+        inputs = np.zeros((0, *run.input_shape), np.int64 if run.words else np.float32)
         train = Split(inputs, np.zeros(0, np.float32 if bounds else np.int64))
-        of_words = np.zeros(vectors, np.float32) if vectors else None
         target = Target(*bounds) if bounds else None
-        shapes = DataSet(run.data, train, None, run.classes, run.declared_size, "", of_words, words, target)
+        shapes = DataSet(run.data, train, None, run.classes, run.declared_size, "", run.words, target)
         unknown = "" if known else f"its model {recipe.model.backbone or recipe.model.name!r}, which --model gives"
         if known and run.public_weights:  # of which a run folder has the name and the digest alone
             found = ""

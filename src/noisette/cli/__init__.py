@@ -73,8 +73,9 @@ def main() -> None:
 
     Not in the folder of a run, or inside it: its files are data, which others may have written.
     """
+    of_runs = "run.json", "checkpoint/settings.json"
     here = Path.cwd()
     sys.path[:] = [place for place in sys.path if Path(place or ".").resolve() != here]  # python -m begins with it
-    if not any((folder / "run.json").exists() for folder in (here, *here.parents)):
+    if not any((folder / name).exists() for folder in (here, *here.parents) for name in of_runs):
         sys.path.append(str(here))
     app()

@@ -84,8 +84,7 @@ def _of_data(name: str, data_dir: Path | None) -> tuple[tuple[int, ...], int]:
     if name not in names():
         raise ValueError(f"expected --data as one of {', '.join(names())}, got {name!r}; or give --input-shape")
     found = load(name, data_dir=data_dir)
-    words = () if found.vectors is None else found.vectors.shape[1:]  # a model receives the word vectors of a text
-    return (*found.train.inputs.shape[1:], *words), found.classes
+    return found.train.inputs.shape[1:], found.classes
 
 
 def _made_by(target: str, shape: tuple[int, ...] | None, classes: int) -> Any:

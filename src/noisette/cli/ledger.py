@@ -140,7 +140,7 @@ def _read(place: Path) -> tuple[Path, Ledger, dict[str, str]]:
     if not path.exists():
         raise ValueError(f"there is no ledger at {path}; give the folder of a run, or its {LEDGER_FILE}")
     signed = {}
-    if (path.parent / "run.json").is_file():
+    if (path.parent / "run.json").exists():
         signed = {"signature": run_folder.signature_in_words(run_folder.sealed_facts(path.parent))}
     return path, Ledger.read(path), signed
 

@@ -405,11 +405,11 @@ def _go_on(place: Path) -> tuple[Facts, Path] | None:
         with ranks.unanimous("the run folder"):
             folder = RunFolder.unfinished(place)
             settings = folder.settings
-            if missing := {"recipe", "folder", "data_dir", "holdout_key"} - settings.keys():
+            kinds = {"recipe": dict, "folder": str, "data_dir": str | None, "holdout_key": str | None}
+            if missing := [name for name, kind in kinds.items() if not isinstance(settings.get(name, 0), kind)]:
                 raise ValueError(f"the settings in {folder.checkpoint} lack {', '.join(sorted(missing))}; restore them")
             recipe = Recipe.of(settings["recipe"], str(folder.checkpoint))
-            data_dir = Path(settings["data_dir"]) if settings["data_dir"] else None
-            run = Run(recipe, folder.out, data_dir, settings["holdout_key"])
+            run = Run(recipe, folder.out, settings["data_dir"] and Path(settings["data_dir"]), settings["holdout_key"])
         with chdir(settings["folder"]):
             return run.train(ranks, folder, resumed=True)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from noisette import errors as checks
 from noisette.core import trace, vmap
-from noisette.core.backward import per_example_gradients, search, user_hooks_disabled
+from noisette.core.backward import gradients_apart, per_example_gradients, search
 from noisette.core.clip import BookKeeping as BookKeeping
 from noisette.core.clip import ClippedSum, Clipping, Engine, Weights, clip_and_sum, group_norms, may_wait, together
 from noisette.core.forms import Dense, ExampleGradients, Operation, with_norms
@@ -57,13 +57,12 @@ def _clipped_in_parts(parts: Iterable[tuple[Tensor, Mapping[str, Tensor]]], clip
 
 
 def _loss_and_gradients(
-    call: LossCall, k: int, leaves: Mapping[Any, Tensor], own: Sequence[Tensor] = (), begin: Begin = lambda: None
+    call: LossCall, k: int, leaves: Mapping[Any, Tensor], own: Sequence[Tensor] = ()
 ) -> tuple[Tensor, dict[Any, Tensor]]:
-    """The loss of example k, (1,), and its gradients, (1, *leaf.shape), by name; ``begin`` runs before the loss."""
+    """The loss of example k, (1,), and its gradients, (1, *leaf.shape), by name; ``own`` are its other tensors."""
     draws = Draws(call.buffers.seed)
     while True:
         one = call.batch.of_rows([k])
-        begin()
         try:
             with torch.enable_grad(), as_if_compiled(), call.buffers.lent(), _OneExample([*one.tensors, *own], draws):
                 value = trace.one_value(call.loss(call.model, *one.args, **one.kwargs))
@@ -75,9 +74,12 @@ def _loss_and_gradients(
 
 def _gradients(outputs: list[Tensor], arrived: list[Tensor] | None, leaves: Mapping[Any, Tensor]) -> dict[Any, Tensor]:
     """The gradients of one example, (1, *leaf.shape), by name; ``arrived`` are those at the outputs."""
-    with user_hooks_disabled(leaves.values()):
+    with gradients_apart(leaves.values()) as written:
         found = torch.autograd.grad(outputs, [*leaves.values()], arrived, arrived is not None, allow_unused=True)
-    named = {name: g for name, g in zip(leaves, found, strict=True) if g is not None}
+    named = dict[Any, Tensor]()
+    for (name, leaf), g in zip(leaves.items(), found, strict=True):
+        if parts := [part for part in (g, written.get(id(leaf))) if part is not None]:
+            named[name] = sum(parts[1:], parts[0])
     return {name: (g if g.layout is torch.strided else g.to_dense()).unsqueeze(0) for name, g in named.items()}
 
 
@@ -115,7 +117,6 @@ class _OneExample(TorchFunctionMode):
 # Calls of the model at once, where losses are computed otherwise: in a loop that does it itself, or one by one
 
 Rows = Tensor | list[Tensor]  # of an output, each (1, ...) or ()
-Begin = Callable[[], None]
 
 
 @dataclass(eq=False)
@@ -155,17 +156,18 @@ def record_rows(model: TrainedModel, batch: Microbatch, *, one_by_one: bool) -> 
             "tensor.detach() where none are needed, call model.eval() first where those of inputs are, or make what "
             "computes the tensor a part of the model"
         )
-    if not one_by_one:
-        try:
-            output, rows, recording = recorded(model.module, model, batch)
-            return _returned(batch.count, output, rows, recording)
-        except NotVectorizedError as error:
-            warnings.warn(says_one_by_one(error.cause), OneByOneWarning, stacklevel=7)
-    outputs = []
-    for k in range(batch.count):
-        one = batch.of_rows([k])
-        with model.buffers.lent():
-            outputs.append(model.module(*one.args, **one.kwargs))
+    with vmap.shared_numbers(model.module, model.buffers.seed) as (code, _):
+        if not one_by_one:
+            try:
+                output, rows, recording = recorded(code, model, batch)
+                return _returned(batch.count, output, rows, recording)
+            except NotVectorizedError as error:
+                warnings.warn(says_one_by_one(error.cause), OneByOneWarning, stacklevel=7)
+        outputs = []
+        for k in range(batch.count):
+            one = batch.of_rows([k])
+            with model.buffers.lent():
+                outputs.append(code(*one.args, **one.kwargs))
     entries = zip(*map(leaves, outputs), strict=True)
     columns = [list(entry) if isinstance(entry[0], Tensor) else None for entry in entries]
     return _returned(batch.count, outputs[0], columns, None)
@@ -239,18 +241,19 @@ def _of_row(
 
 
 def calls_of_loss(
-    loss: Loss, trained: TrainedModel, batch: Microbatch, public: Iterable[Tensor], recompute: trace.Recompute
+    loss: Loss, trained: TrainedModel, batch: Microbatch, record: Callable[[Operation], Any], opened: set[nn.Module]
 ) -> RecordedCall:
     """The calls of modules until the loss fails in ``vmap``, as one, and the gradients that arrive at their outputs.
 
     For these gradients the loss is called with each example, and is given its rows of what the modules have returned.
+    A module that fails in ``vmap``, as one that computes the loss itself, is ``opened``: those inside of it are called.
+    ``record`` is :func:`trace.recorded` for this model and batch.
 
     A ``NotVectorizedError`` says that a module cannot be vectorised, or losses depend on weights or records otherwise.
 
     Guarantee: what arrives at an example's rows is computed from that example, these rows, weights and buffers alone.
     """
-    model, weights, modules = trained.module, trained.parameters, list[nn.Module]()
-    call = LossCall(loss, model, batch, trained.buffers)
+    model, weights, modules = trained.module, trained.parameters, list[tuple[nn.Module, Any]]()  # and numbers after it
     copied = partial(map_leaves, lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf)
 
     def until_it_fails(*args: Any, **kwargs: Any) -> list[Any]:
@@ -259,18 +262,22 @@ def calls_of_loss(
         modules.clear()
 
         def called(module: nn.Module, *given: Any) -> Any:
-            modules.append(module)
+            nonlocal under_way
+            under_way, numbers = module, vmap.other_numbers()
             found.append(copied(given))  # the loss may write into what it gives and gets
             held = tensors(given)
             before = [(id(tensor), tensor._version) for tensor in held]
             output = module(*given[0], **given[1])
             if before != [(id(tensor), tensor._version) for tensor in tensors(given)] or vmap.current_level() != level:
                 raise NotVectorizedError("A module writes into its arguments, or is called within torch.func.")
+            under_way = None
             found.append(copied(output))
+            now = vmap.other_numbers()
+            modules.append((module, None if now == numbers else now))
             return output
 
         try:
-            with _calls_made_by(called, model):
+            with _calls_made_by(called, model, opened):
                 loss(model, *args, **kwargs)
         except Exception as error:
             is_ours = isinstance(error, PrivacyError | CallAgainError | torch.OutOfMemoryError)
@@ -280,42 +287,52 @@ def calls_of_loss(
             raise NotVectorizedError("The loss writes into a buffer.")
         return found
 
-    with vmap.shared_numbers_refused():
-        found, columns, recording = recorded(until_it_fails, trained, batch, public, recompute)
+    while True:
+        under_way: nn.Module | None = None  # the module that fails
+        try:
+            found, columns, recording = record(until_it_fails)
+            break
+        except NotVectorizedError:
+            if under_way is None or next(under_way.children(), None) is None:
+                raise
+            batch.check_unwritten()
+            opened.add(under_way)
     entries = iter(zip(leaves(found), columns, strict=True))
     parts = [[next(entries) for _ in leaves(part)] for part in found]
     ends = [rows for part in parts[1::2] for _, rows in part if rows is not None]
-    of_one: Any = None  # what a call of a module gives in the example under way
+    example: Any = None  # under way: its number, the calls that are to come, and the rows that they give
+
+    def again(module: nn.Module, *given: Any) -> Any:
+        k, calls, following = example
+        (expected, numbers), arguments, output, entries = next(calls)
+        are_rows = all(
+            now.shape == rows.shape[1:] and torch.allclose(rows[k], now, rtol=1e-3, atol=1e-6, equal_nan=True)
+            for (_, rows), now in zip(arguments, leaves(given), strict=True)
+            if rows is not None
+        )
+        if module is not expected or not are_rows:  # as where random numbers that reach it are drawn anew
+            raise ValueError("the loss calls modules otherwise for one example")
+        if numbers is not None:
+            vmap.go_on_with(numbers)
+        return with_leaves(output, [leaf if rows is None else next(following).clone() for leaf, rows in entries])
 
     def gradients_of(k: int) -> dict[Any, Tensor]:
         returned = [rows[k].detach().requires_grad_(rows.requires_grad) for rows in ends]
 
-        def begin() -> None:
-            nonlocal of_one
-            calls, following = iter(zip(modules, parts[::2], found[1::2], parts[1::2], strict=True)), iter(returned)
-
-            def again(module: nn.Module, *given: Any) -> Any:
-                expected, arguments, output, entries = next(calls)
-                are_rows = all(
-                    now.shape == rows.shape[1:] and torch.allclose(rows[k], now, rtol=1e-3, atol=1e-6, equal_nan=True)
-                    for (_, rows), now in zip(arguments, leaves(given), strict=True)
-                    if rows is not None
-                )
-                if module is not expected or not are_rows:  # as where random numbers that reach it are drawn anew
-                    raise ValueError("the loss calls modules otherwise for one example")
-                values = [leaf if rows is None else next(following).clone() for leaf, rows in entries]
-                return with_leaves(output, values)
-
-            of_one = again
+        def behind(*args: Any, **kwargs: Any) -> Tensor:
+            nonlocal example
+            example = k, iter(zip(modules, parts[::2], found[1::2], parts[1::2], strict=True)), iter(returned)
+            return loss(*args, **kwargs)
 
         starts = {n: row for n, row in enumerate(returned) if row.requires_grad}
-        gradients = _loss_and_gradients(call, k, starts | dict(weights), returned, begin)[1]
+        call = LossCall(behind, model, batch, trained.buffers)
+        gradients = _loss_and_gradients(call, k, starts | dict(weights), returned)[1]
         if not starts or gradients.keys() & weights.keys():
             raise ValueError("the loss uses weights outside of the calls of modules")
         return gradients
 
     try:
-        with _calls_made_by(lambda *made: of_one(*made), model):
+        with _calls_made_by(again, model, opened):
             each = [gradients_of(k) for k in range(batch.count)]
     except torch.OutOfMemoryError:
         raise
@@ -330,9 +347,9 @@ def calls_of_loss(
 
 
 @contextmanager
-def _calls_made_by(instead: Callable[..., Any], model: nn.Module) -> Iterator[None]:
-    """Within it ``instead(module, args, kwargs)`` is what a call of a module of the model gives outside of others."""
-    own, before, is_inside = set(model.modules()), nn.Module.__call__, False
+def _calls_made_by(instead: Callable[..., Any], model: nn.Module, opened: Set[nn.Module]) -> Iterator[None]:
+    """Within it ``instead(module, args, kwargs)`` is what a call of a module gives outside of others not ``opened``."""
+    own, before, is_inside = set(model.modules()) - opened, nn.Module.__call__, False
 
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         nonlocal is_inside

@@ -23,6 +23,7 @@ from torch.autograd.graph import GradientEdge, Node
 from noisette.core import forms
 from noisette.core.forms import AT_LEAST_SINGLE, ExampleGradients, Examples, Match, OperandMatch, Use, add
 from noisette.core.trace import ForwardPass
+from noisette.core.vmap import NotVectorizedError
 from noisette.errors import MissingRuleError, PrivacyError
 
 Value = TypeVar("Value")
@@ -126,25 +127,39 @@ def per_example_gradients(
             values.update(values_of(completed))
 
     if uses:
-        with user_hooks_disabled(parameters.values()):
+        with gradients_apart(parameters.values()) as written:
             visit_output_gradients(forward.losses, uses, graph, visit, retain_graph=retain_graph)
             with torch.no_grad():
                 if completed := waiting.completed_last():
                     values.update(values_of(completed))
+        if written:
+            raise NotVectorizedError("The model calls backward() within its own backward pass.")
     return values
 
 
 @contextmanager
-def user_hooks_disabled(parameters: Iterable[Tensor]) -> Iterator[None]:
-    """Within it no gradient hook of the user runs: such hooks see noised gradients only."""
-    held = [(hooks, dict(hooks)) for p in parameters if (hooks := p._backward_hooks)]
+def gradients_apart(parameters: Iterable[Tensor]) -> Iterator[dict[int, Tensor]]:
+    """Within it no hook of the user on a parameter runs, since such hooks see noised gradients only.
+
+    Some models call ``backward()`` in their own backward pass, as reversible layers do, and so write into ``.grad``.
+    Gives what was written, by ``id`` of the parameter, at the end, when ``.grad`` is what it was before.
+    """
+    before, written = [(p, p.grad) for p in parameters], dict[int, Tensor]()
+    of_each = [(p._backward_hooks, getattr(p, "_post_accumulate_grad_hooks", None)) for p, _ in before]
+    held = [(hooks, dict(hooks)) for both in of_each for hooks in both if hooks]
+    for p, _ in before:
+        p.grad = None
     for hooks, _ in held:
         hooks.clear()
     try:
-        yield
+        yield written
     finally:
         for hooks, kept in held:
             hooks.update(kept)
+        for p, gradient in before:
+            if p.grad is not None:
+                written[id(p)] = p.grad
+            p.grad = gradient
 
 
 def visit_output_gradients(

@@ -249,8 +249,7 @@ def _seen_by_hooks(p: Tensor, gradient: Tensor) -> Tensor | None:
     """
     if isinstance(p, nn.Parameter) and not p.requires_grad:
         return None
-    hooks: Mapping[int, Any] = p._backward_hooks or {}
-    for hook in list(hooks.values()):
+    for hook in list((p._backward_hooks or {}).values()):
         if (changed := hook(gradient)) is not None:
             gradient = changed
     return gradient

@@ -499,8 +499,7 @@ class RandomStates(NamedTuple):
 
     def restore(self) -> None:
         torch.set_rng_state(self.cpu)
-        if self.cuda:
-            torch.cuda.set_rng_state_all(self.cuda)
+        torch.cuda.set_rng_state_all(self.cuda)
 
 
 def seed_secretly() -> int:

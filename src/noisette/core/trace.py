@@ -220,9 +220,11 @@ class Recorder(TorchFunctionMode):
             is_batched, weights = True, {}
         if is_shared:
             return self._shared_draw(func, args, kwargs)
+        is_inner = vmap.current_level() != self._level  # inside of a transformation by the loss itself
+        if func in _REQUIRE_GRAD and not is_inner and not weights:  # vmap refuses the call
+            return self._own_leaf(args[0]) if self._own_weights else args[0]  # the result of weights has a gradient
         if not is_batched:
             return self._without_examples(func, args, kwargs, weights)
-        is_inner = vmap.current_level() != self._level  # inside of a transformation by the loss itself
         if func is Tensor.retain_grad:
             return None  # nobody sees the gradient of an activation
         layout = kwargs.get("memory_format")
@@ -232,8 +234,6 @@ class Recorder(TorchFunctionMode):
             self._draws.check(args[0])
             self.recording.has_asked = True
             return vmap.answered(func, *args)
-        if func in _REQUIRE_GRAD and not is_inner:  # vmap refuses the call
-            return self._own_leaf(args[0]) if self._own_weights else args[0]  # the result of weights has a gradient
         if (leave := forms.PHYSICAL.get(func)) and not is_inner:
             if weights and (data := forms.DATA_OPERANDS[func]):
                 args, kwargs = self._with_own_copies(func, args, kwargs, weights.keys(), data)

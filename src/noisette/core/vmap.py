@@ -97,6 +97,7 @@ _CAUSES = {  # a part of PyTorch's message -> what it means
         "random numbers that come from it in front of the call, and pass them as an argument with one row per example"
     ),
     CALLS_FUNCTIONS: _CONTROL_FLOW,
+    "SparseCsr": "computes with a sparse tensor; give it .to_sparse() or .to_dense()",
     "does not require grad": "asks for gradients by backward(); use torch.autograd.grad or torch.func.grad",
 }
 _SIGNS = ("vmap", "functorch", "torch.func", "Batching rule", "BatchedTensor", *_CAUSES)
@@ -253,25 +254,39 @@ def _where(traceback: TracebackType | None, model: nn.Module) -> str:
     return found
 
 
+def other_numbers() -> tuple[Any, ...]:
+    """The states of the global generators of Python and NumPy."""
+    kind, words, *rest = np.random.get_state()
+    return random.getstate(), kind, np.asarray(words).tobytes(), *rest
+
+
+def go_on_with(states: tuple[Any, ...]) -> None:
+    """Put the global generators of Python and NumPy into these states."""
+    random.setstate(states[0])
+    np.random.set_state((states[1], np.frombuffer(states[2], np.uint32), *states[3:]))
+
+
 @contextmanager
-def shared_numbers_refused() -> Iterator[None]:
-    """Within it a loss is called for a whole microbatch, and must not draw from Python's or NumPy's global generator.
+def shared_numbers(code: Callable[..., Any], seed: int) -> Iterator[tuple[Callable[..., Any], Callable[[], bool]]]:
+    """A loss for which Python's and NumPy's global generators begin each call alike: records of a batch share numbers.
 
-    Torch draws for each example. A number of theirs would be shared by those of a microbatch, which depend on others.
+    Gives it, and what tells whether its last call has drawn some; at the end both generators go on as before.
+
+    Guarantee: an example's numbers follow from the batch's seed, equal on all ranks, and its own way through the code.
     """
-    before = _states_of_python_and_numpy()
-    yield
-    if _states_of_python_and_numpy() != before:
-        raise NotVectorizedError(
-            "The loss draws from the random generator of Python or NumPy: in one call for a whole microbatch, its "
-            "examples would share the numbers; draw them by torch."
-        )
+    before, digest = other_numbers(), hashlib.sha256(f"{seed} of Python and NumPy".encode()).digest()
+    random.seed(digest)
+    np.random.seed(np.frombuffer(digest, np.uint32))
+    begun = other_numbers()
 
+    def alike(*args: Any, **keywords: Any) -> Any:
+        go_on_with(begun)
+        return code(*args, **keywords)
 
-def _states_of_python_and_numpy() -> tuple[object, ...]:
-    numpy: Any = np.random.get_state(legacy=False)
-    words = [part.tobytes() if isinstance(part, np.ndarray) else part for part in numpy["state"].values()]
-    return random.getstate(), *words
+    try:
+        yield alike, lambda: other_numbers() != begun
+    finally:
+        go_on_with(before)
 
 
 @contextmanager

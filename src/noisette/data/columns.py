@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -537,8 +536,8 @@ class Declaration:
             problem = f'column {name!r} is the {role}; leave its declaration out, or declare kind = "ignored"'
             found[problem] = self.columns is not None and name in self.columns.names
         try:
-            codecs.lookup(self.encoding)
-        except LookupError:
+            "".encode(self.encoding)
+        except (LookupError, ValueError):
             found[f'encoding: expected one that Python knows, such as "latin-1", got {self.encoding!r}'] = True
         refuse("declaration", [problem for problem, is_so in found.items() if is_so])
 

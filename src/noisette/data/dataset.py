@@ -75,8 +75,8 @@ class Target:
 class Split:
     """Examples of one split: ``inputs`` float32, (n, c, h, w) or (n, features); ``targets`` int64, (n,).
 
-    Inputs of a text are int64, (n, tokens): rows of the ``vectors`` of its data set, or numbers of words. Targets of a
-    regression are float32, from -1 to 1. ``users`` are the ids of whom each example belongs to, ``None`` if not known.
+    Inputs of a text are int64, (n, tokens): numbers of words. Targets of a regression are float32, from -1 to 1.
+    ``users`` are the ids of whom each example belongs to, ``None`` if not known.
     """
 
     inputs: np.ndarray
@@ -90,8 +90,7 @@ class DataSet:
 
     ``declared_size`` is a public constant, never counted from the records: public results may depend on it, but never
     on ``len(train.inputs)``. ``note`` is what a report of results must mention, such as that a copy is partial.
-    ``vectors`` are the word vectors of a text, float32, (words, dims), public and independent of the records.
-    ``words`` is how many numbers of words there are in a text without such vectors, whose meaning a model learns.
+    ``words`` is how many numbers of words there are in a text, 0 for other examples.
     ``features`` are the columns of a table that are inputs, in their order. ``target`` is the number that a regression
     predicts, ``None`` where classes are predicted; ``classes`` is then 1.
     """
@@ -102,7 +101,6 @@ class DataSet:
     classes: int
     declared_size: int
     note: str = ""
-    vectors: np.ndarray | None = None
     words: int = 0
     target: Target | None = None
     features: tuple[str, ...] = ()
@@ -125,7 +123,7 @@ class DataSet:
         elif len(outside := np.flatnonzero((targets < 0) | (targets >= self.classes))):
             first = f"the first at index {outside[0]}; correct them or the number of classes"
             problems.append(f"{len(outside)} labels outside 0..{self.classes - 1}, {first}")
-        words = self.words if self.vectors is None else len(self.vectors)
+        words = self.words
         if words and (inputs.ndim != 2 or inputs.dtype.kind != "i"):
             problems.append(
                 f"inputs of {inputs.dtype} of shape {inputs.shape}; of words they are integers, (n, tokens)"

@@ -174,6 +174,10 @@ _REFUSED = {
     "save_only_model": "a checkpoint holds what it takes to go on; delete its folder private-run by yourself",
     "torch_empty_cache_steps": "memory is not handed back between steps; leave it out",
     **dict.fromkeys(_OF_DDP, "the run adds up the ranks' gradients by itself; leave it out"),
+    "packing": "a row would hold several records; leave it out, or pack texts first and declare rows as the records",
+    "padding_free": "rows are padded one by one; leave it out",
+    "activation_offloading": "it is done in TRL's own step; use gradient_checkpointing=True",
+    "loss_type": "the loss is the model's own; leave it out, or override compute_loss",
 }
 
 
@@ -224,8 +228,10 @@ class PrivateTrainingArguments(TrainingArguments):
             f"expected max_grad_norm above 0, the clipping norm of one example, got {norm}": not norm or norm <= 0,
             f"train_sampling_strategy={sampling!r}: batches are Poisson samples; leave it out": sampling != "random",
         }
-        given = {name: getattr(self, name, None) for name in _REFUSED}
-        found |= {f"{name}={value!r}: {_REFUSED[name]}": value and value != "no" for name, value in given.items()}
+        given = {
+            name: value for name in _REFUSED if (value := getattr(self, name, None)) and value not in ("no", "nll")
+        }
+        found |= {f"{name}={value!r}: {_REFUSED[name]}": True for name, value in given.items()}
         return [problem for problem, is_so in found.items() if is_so]
 
 

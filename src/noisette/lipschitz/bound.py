@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -17,12 +17,12 @@ from torch.utils._pytree import tree_leaves
 
 from noisette import errors as checks
 from noisette.core import vmap
-from noisette.core.backward import user_hooks_disabled
+from noisette.core.backward import gradients_apart
 from noisette.core.clip import Accumulator, ClippingRule, Group, clipping_factors
 from noisette.core.loss import Loss, Microbatch, ModelBuffers, OutsideTensors, Unwrapped, is_sharded
 from noisette.core.release import BoundedSum
 from noisette.core.trace import CALL, kept_from_another_call, one_value, outputs_of, tensors_among
-from noisette.core.vmap import is_wrapped, one_example, shared_numbers_refused
+from noisette.core.vmap import is_wrapped, one_example, shared_numbers
 from noisette.errors import PrivacyError
 from noisette.lipschitz import propagation
 from noisette.lipschitz.projections import Constrained, project
@@ -341,7 +341,6 @@ class LipschitzBound:
         self._pending = Accumulator()
         self._outside = OutsideTensors()
         self._buffers = ModelBuffers(model)
-        self._was_called = False  # a loss, so that it is known whether it draws numbers that its examples would share
         self._held: Mapping[str, float] | None = None  # sensitivities of the batch: those of its first microbatch
         self._project_if_changed()
         check_stated_bounds(model, self.input_shape, self.score_gradient_bound(), self.sensitivities())
@@ -420,8 +419,9 @@ class LipschitzBound:
         """The loss of each example, (b,), and the calls of the model that it has made."""
         self._outside.begin(public)
         watch = LossWatch([*self.model.parameters(), *self._buffers.values().values()], self._outside)
-        drawn = nullcontext() if self._was_called else shared_numbers_refused()
-        with drawn, recorded_calls(self.model, self.input_shape) as calls, one_example(self.model, batch) as (_, rows):
+        drawn = shared_numbers(loss, self._buffers.seed)
+        called = recorded_calls(self.model, self.input_shape)
+        with drawn as (loss, _), called as calls, one_example(self.model, batch) as (_, rows):
             watch.begin(rows)
             one = batch.with_tensors(rows)
             with watch, self._buffers.lent(watch.buffer):
@@ -429,13 +429,12 @@ class LipschitzBound:
             value = one_value(value).reshape(())
             losses = vmap.physical(value) if is_wrapped(value) else value.expand(batch.count)
         self._outside.end()
-        self._was_called = True
         return losses, calls
 
     def _gradients(self, call: ModelCall, at_scores: Tensor) -> dict[str, Tensor]:
         """The sum over the examples of each parameter's gradient, for these gradients at the scores of a call."""
         trained = self._trained()
-        with user_hooks_disabled(trained.values()):
+        with gradients_apart(trained.values()):
             gradients = torch.autograd.grad([call.scores], list(trained.values()), [at_scores], allow_unused=True)
         found = {name: g for name, g in zip(trained, gradients, strict=True) if g is not None}
         if not all(g.sum().isfinite() or g.isfinite().all() for g in found.values()):  # the sum is a fast first test

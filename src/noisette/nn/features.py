@@ -15,7 +15,7 @@ from noisette import errors as checks
 from noisette.lipschitz.propagation import NormBound, Sensitivities, Shown
 
 __all__ = ["MirrorAndShift", "MirrorAverage", "PatchFeatures", "Scattering2d", "Standardise", "Whitening"]
-__all__ += ["WordCounts", "WordVectors", "mean_over_views"]
+__all__ += ["WordCounts", "mean_over_views"]
 
 _ACROSS = 2  # the features are averages over this many parts of the image in each direction
 _VARIANCE_FLOOR = 1e-3  # added to the variance of a patch, against noise in even areas; pixels are in [0, 1]
@@ -317,28 +317,6 @@ class WordCounts(nn.Module):
         counted = (numbers != 0).to(self.weights.dtype)
         counts = counted.new_zeros(len(numbers), words).scatter_add(1, numbers, counted)
         return F.normalize(counts.sqrt() * self.weights, dim=1)
-
-
-class WordVectors(nn.Module):
-    """The sum of the fixed vectors of a text's words, brought to length one: (b, tokens) to (b, dims).
-
-    Texts are as for :class:`WordCounts`. A text without words, or whose words have no vector, is zero.
-
-    Guarantee: that of :class:`WordCounts`, for the vectors, (words, dims).
-
-    >>> WordVectors(torch.tensor([[9.0, 9.0], [3.0, 0.0], [0.0, 2.0]]))(torch.tensor([[1, 2, 2, 0]]))
-    tensor([[0.6000, 0.8000]])
-    """
-
-    def __init__(self, vectors: Tensor) -> None:
-        super().__init__()
-        self.vectors = nn.Buffer(vectors.detach().clone())
-
-    def forward(self, numbers: Tensor) -> Tensor:
-        numbers = numbers.long()
-        counted = (numbers != 0).to(self.vectors.dtype)
-        total = torch.einsum("btd,bt->bd", F.embedding(numbers, self.vectors), counted)
-        return F.normalize(total, dim=1)
 
 
 Loss = Callable[..., Tensor]

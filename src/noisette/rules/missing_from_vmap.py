@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.utils import rnn
+from torch.utils._pytree import tree_map_only
 
 from noisette.core.forms import rewrite
-from noisette.core.vmap import is_batched
+from noisette.core.vmap import add_example_axis, is_batched, level_of, physical
 
 F = torch.nn.functional
 _VF: Any = rnn._VF  # operations of torch without a public name  # pyright: ignore[reportPrivateImportUsage]
@@ -75,6 +76,34 @@ def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
 def where(condition: Tensor, *choices: Any) -> Any:
     """The places where a condition is true, given nothing to choose from."""
     return NotImplemented if choices else nonzero(condition, as_tuple=True)
+
+
+def _unique(values: Tensor, **options: Any) -> Any:
+    """Of equal values one after the other, the first."""
+    if not is_batched(values) or any(option not in (None, False) for option in options.values()):
+        return NotImplemented
+    flat = values.flatten()
+    return flat[torch.cat([flat.new_ones(flat[:1].shape, dtype=torch.bool), flat[1:] != flat[:-1]])]
+
+
+rewrite(torch.unique_consecutive, Tensor.unique_consecutive, always=True)(_unique)
+
+
+@rewrite(Tensor.data.__get__, always=True)  # pyright: ignore[reportAttributeAccessIssue]
+def data(tensor: Tensor) -> Tensor:
+    """The numbers of a tensor, in its memory, into which code may write without autograd's knowledge."""
+    with torch._C.DisableTorchFunction():
+        return add_example_axis(physical(tensor).data, 0, level_of(tensor))
+
+
+def _of_numbers(make: Any, *args: Any, **options: Any) -> Tensor:
+    """A new tensor, by a function that takes the number within a tensor, as for a size."""
+    args, options = tree_map_only(Tensor, Tensor.item, (args, options))
+    return make(*args, **options)
+
+
+for make in (torch.arange, torch.zeros, torch.ones, torch.empty, torch.full):
+    rewrite(make, always=True)(partial(_of_numbers, make))
 
 
 # A packed sequence of one example holds its first elements, one after the other, and a batch size of 1 for each.

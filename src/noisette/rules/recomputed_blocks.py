@@ -27,26 +27,29 @@ from noisette.errors import PrivacyError
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What code computes under, apart from its arguments: torch's random state, and lower precision."""
+    """What code computes under, apart from its arguments: the states of random generators, and lower precision."""
 
     random: RandomStates
+    others: tuple[Any, ...]  # the states of Python's and NumPy's
     autocast: dict[str, torch.dtype]  # types of devices that compute in lower precision
 
     @classmethod
     def now(cls, tensors: Sequence[Tensor]) -> Surroundings:
         kinds = {tensor.device.type for tensor in tensors}
         lower = {kind: torch.get_autocast_dtype(kind) for kind in kinds if torch.is_autocast_enabled(kind)}
-        return cls(RandomStates.now(), lower)
+        return cls(RandomStates.now(), vmap.other_numbers(), lower)
 
     @contextmanager
     def restored(self) -> Iterator[None]:
         """Within it they are as they were, and gradients are enabled; afterwards random numbers go on as before."""
         with ExitStack() as stack:
             stack.callback(RandomStates.now().restore)
+            stack.callback(vmap.go_on_with, vmap.other_numbers())
             stack.enter_context(torch.enable_grad())
             for kind, dtype in self.autocast.items():
                 stack.enter_context(torch.autocast(kind, dtype))
             self.random.restore()
+            vmap.go_on_with(self.others)
             yield
 
 

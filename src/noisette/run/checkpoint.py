@@ -10,7 +10,8 @@ import hashlib
 import hmac
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
@@ -156,6 +157,15 @@ def names_of_groups(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:
     return [[names.get(id(p), "") for p in group["params"]] for group in optimizer.param_groups]
 
 
+@contextmanager
+def as_kept() -> Iterator[None]:
+    """A ``ValueError`` in place of what Python says of values that no version keeps, in a file with a forged seal."""
+    try:
+        yield
+    except (AttributeError, LookupError, TypeError) as error:
+        raise ValueError(f"the checkpoint is altered ({error!r}); restore it from a copy") from error
+
+
 def _form(value: Any) -> str:
     return f"{tuple(value.shape)} of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
 
@@ -196,6 +206,7 @@ class SavedRun:
         except ValueError as error:
             raise ValueError(f"{folder} holds no checkpoint of a run: {error}") from error
 
+    @as_kept()
     def check_fits(self, bound: GradientBound, optimizer: Optimizer) -> None:
         """Check that bound, model and optimizer are like those of the run; a ValueError lists up to five problems."""
         state, own = self.learned, _weights(bound.model)
@@ -218,6 +229,7 @@ class SavedRun:
         if self.terms.event.parts != parts_of(bound.pop_sums()) or self.bound.keys() != bound.state().keys():
             raise ValueError("the checkpoint is of a run with another clipping rule; give the bound the same one")
 
+    @as_kept()
     def restore_state(self, bound: GradientBound, optimizer: Optimizer) -> None:
         """Restore bound, model and optimizer, or a ValueError that leaves them as they were; shards where there are."""
         self.check_fits(bound, optimizer)
@@ -234,6 +246,7 @@ class SavedRun:
         own = model.state_dict()
         model.load_state_dict({name: part_of(weights[canonical_name(model, name)], own[name]) for name in own})
 
+    @as_kept()
     def ledger_near(self, folder: Path) -> Path:
         """The path of the ledger; a checkpoint from others must not choose the file that is written to."""
         place, own = (folder / self.ledger).resolve(), folder.resolve()

@@ -5,6 +5,7 @@ The size of a microbatch bounds memory and nothing else: the sum over a batch do
 
 from __future__ import annotations
 
+import logging
 import math
 import multiprocessing
 import warnings
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import chain, islice
 from pathlib import Path
+from threading import Timer
 from typing import Any, Literal
 
 import numpy as np
@@ -124,6 +126,9 @@ def records_of(dataset: Any, collate_fn: Collate | None = None, dtype: torch.dty
             f"a column is of type {odd[0]}, which is no number: make it one, as a date by (dates - dates_from) / "
             "numpy.timedelta64(1, 'D') and texts by a tokenizer"
         )
+    held = tuple(each for each in columns if isinstance(each, Tensor))
+    if odd := {column.layout for column in held} - {torch.strided, torch.sparse_coo}:
+        raise TypeError(f"no rows are taken out of a column in the layout {odd.pop()}: give column.to_dense()")
     if any(isinstance(column, np.ma.MaskedArray) for column in columns):
         raise TypeError("a column has masked values, which would be trained on; fill them, as by column.filled(0)")
     if len(lengths := {len(column) for column in columns}) != 1:
@@ -136,7 +141,6 @@ def records_of(dataset: Any, collate_fn: Collate | None = None, dtype: torch.dty
             "them in that type. Give .astype(numpy.float32) to say so yourself, or take model.double()",
             stacklevel=5,
         )
-    held = tuple(each for each in columns if isinstance(each, Tensor))
     return Records(lengths.pop(), Rows(dataset, cast), columns=held)
 
 
@@ -234,7 +238,8 @@ class Rows:
     def take_long(self, expected: float) -> bool:
         """Whether copying the rows of so many records takes longer than to have a thread do it."""
         columns = tree_leaves(self._columns)
-        size = sum(column.nbytes / max(1, len(column)) for column in columns)
+        dense = [column for column in columns if not getattr(column, "is_sparse", False)]
+        size = sum(column.nbytes / max(1, len(column)) for column in dense)
         return size * expected >= _LARGE or any(isinstance(column, np.memmap) for column in columns)
 
 
@@ -244,6 +249,7 @@ def _rows(column: Any, at: np.ndarray, cast: torch.dtype | None) -> Tensor:
     return column.index_select(0, torch.as_tensor(at, device=column.device))  # quicker than column[at]
 
 
+_SILENCE = 1.0  # seconds before a wait is announced
 _LARGE = 2**22  # bytes
 Parts = Iterator[np.ndarray]  # the indices of one microbatch after another
 
@@ -305,8 +311,13 @@ class Processes:
 
     def microbatches(self, parts: Parts) -> Iterator[Any]:
         self._plan.parts = parts
+        begun = "the processes that load records are starting (%d): each imports what script and data set need, once"
+        announced = Timer(_SILENCE, logging.getLogger("noisette.run").warning, [begun, self._loader.num_workers])
+        if self._loader._iterator is None:
+            announced.start()
         try:
             for microbatch in self._loader:
+                announced.cancel()
                 yield _sending(microbatch, self._to)()
         except RuntimeError as error:
             if "exited unexpectedly" not in str(error):
@@ -316,6 +327,8 @@ class Processes:
                 "The step is not released, and stays paid for until the run is closed. Close the run and resume it "
                 "from its checkpoint, with fewer workers or batches(workers=0)"
             ) from error
+        finally:
+            announced.cancel()
 
     def close(self) -> None:
         if (running := self._loader._iterator) is not None:

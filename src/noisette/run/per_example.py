@@ -20,12 +20,12 @@ from noisette.capture.captured import Capture, schedule_of
 from noisette.capture.step import CapturedSteps
 from noisette.clipping.rules import FlatClipping
 from noisette.core import clip
-from noisette.core.backward import UncoveredError, user_hooks_disabled
+from noisette.core.backward import UncoveredError, gradients_apart
 from noisette.core.clip import BookKeeping, ClippedSum, Clipping, ClippingRule, Engine, Group, clipping_of, together
 from noisette.core.loss import Loss, Microbatch, ModelBuffers, OutsideTensors, Unwrapped
 from noisette.core.release import BoundedSum, Stateful
-from noisette.core.trace import LossCall, TrainedModel, record_losses
-from noisette.core.vmap import ExamplesDisagreeError, NotVectorizedError, shared_numbers_refused
+from noisette.core.trace import LossCall, TrainedModel, record_losses, recorded
+from noisette.core.vmap import ExamplesDisagreeError, NotVectorizedError, shared_numbers
 from noisette.errors import MissingRuleError, PrivacyError
 from noisette.ranks import Alone, AnyRanks, in_step
 from noisette.ranks.process_group import canonical_parameters
@@ -119,6 +119,7 @@ class PerExampleClip:
         self._known_losses: set[object] = set()  # by their code: called once, so that it is known what they draw
         self._is_one_by_one = False  # the loss cannot be vectorised
         self._may_call_model_at_once = not getattr(self.engine, "computes_again", False)  # though the loss may not be
+        self._opened: set[nn.Module] = set()  # modules that cannot be vectorised, though those inside of them may be
         self._is_first = True  # no microbatch has been added yet
         self._skips_errors = errors == "skip"
         self._tried = self._failed = 0  # examples so far, and those whose loss has raised
@@ -226,7 +227,7 @@ class PerExampleClip:
         try:
             with torch.random.fork_rng(devices=[]), self.buffers.lent():
                 value = loss(self.model, *microbatch.args, **microbatch.kwargs).sum()
-            with user_hooks_disabled(trained):
+            with gradients_apart(trained):
                 joined = torch.autograd.grad(value, trained, allow_unused=True)
         except Exception:  # of several examples a loss may raise anything
             return
@@ -354,14 +355,16 @@ class PerExampleClip:
 
         trained = self._trained()
         model = TrainedModel(self.model, trained, self.buffers, self._outside)
-        if self._may_call_model_at_once:
-            try:
-                calls = calls_of_loss(loss, model, microbatch, public, recompute)
-                with _without_autocast(microbatch.tensors[0].device.type):
-                    return clipped_sum_of([calls], 1, self.engine, trained, clipping)
-            except (NotVectorizedError, MissingRuleError, NotImplementedError):
-                microbatch.check_unwritten()
-        found = clipped_sum_one_by_one(LossCall(loss, self.model, microbatch, self.buffers), trained, clipping)
+        with shared_numbers(loss, self.buffers.seed) as (loss, _):
+            if self._may_call_model_at_once:
+                try:
+                    record = partial(recorded, model=model, batch=microbatch, public=public, recompute=recompute)
+                    calls = calls_of_loss(loss, model, microbatch, record, self._opened)
+                    with _without_autocast(microbatch.tensors[0].device.type):
+                        return clipped_sum_of([calls], 1, self.engine, trained, clipping)
+                except (NotVectorizedError, MissingRuleError, NotImplementedError):
+                    microbatch.check_unwritten()
+            found = clipped_sum_one_by_one(LossCall(loss, self.model, microbatch, self.buffers), trained, clipping)
         self._may_call_model_at_once = False
         return found
 
@@ -372,14 +375,18 @@ class PerExampleClip:
         trained = self._trained()
         repeats = not once and getattr(self.engine, "repeats_the_pass", False)
         model = TrainedModel(self.model, trained, self.buffers, self._outside)
-        record = partial(record_losses, loss, model, microbatch, public, None if once else recompute)
-        code = _code_of(loss)
-        with nullcontext() if code in self._known_losses else shared_numbers_refused():
+        code = _code_of(loss), self.model.training
+        seeded = shared_numbers(loss, self.buffers.seed)
+        with nullcontext((loss, bool)) if code in self._known_losses else seeded as (called, has_drawn):
+            record = partial(record_losses, called, model, microbatch, public, None if once else recompute)
             forward = repeatable(record, microbatch.tensors) if repeats else record()
-        if not forward.recording.has_asked:  # otherwise another batch may go another way
-            self._known_losses.add(code)
-        with _without_autocast(forward.losses.device.type):
-            return self.engine.clipped_sum(forward, trained, clipping)
+            if has_drawn():
+                if once and not self._is_sharded:
+                    raise NotVectorizedError("The loss draws from the random generator of Python or NumPy.")
+            elif not forward.recording.has_asked:  # otherwise another batch may go another way
+                self._known_losses.add(code)
+            with _without_autocast(forward.losses.device.type):
+                return self.engine.clipped_sum(forward, trained, clipping)
 
     def _check_open(self) -> None:
         if self._closed:

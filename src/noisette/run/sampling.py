@@ -169,8 +169,12 @@ class UserRecords:
         self.users = users
         words = np.empty(len(users), dtype=np.uint64)
         key.fill(words, purpose="kept records", name="", step=0)
-        # The records of each user together, in an order that whoever orders the data set cannot steer.
-        by_user = np.lexsort((words, users))
+        # The records of each user together, in an order that whoever orders the data set cannot steer: by words that
+        # begin with the user. ``np.lexsort`` takes twice as long.
+        bits = int(users.max(initial=0)).bit_length()
+        words >>= np.uint64(bits)
+        words |= users.astype(np.uint64) << np.uint64(64 - bits)
+        by_user = np.argsort(words)
         del words
         counts = np.bincount(users)
         place = np.arange(len(users))

@@ -72,8 +72,7 @@ class TrainingSetup:
         model.to(device)
         chosen = public_examples_of(recipe, data, public)
         self.public_weights = sha256_of_first_weights(recipe.model)
-        arrays = [None if chosen is None else chosen.numpy(), data.vectors]
-        given = self.public_weights.encode() + b"".join(array.tobytes() for array in arrays if array is not None)
+        given = self.public_weights.encode() + (b"" if chosen is None else chosen.numpy().tobytes())
         self.public_digest = hashlib.sha256(given).hexdigest() if given else ""  # of all that is public
         self.whitening, whitened = whitening, recipe.model.whitened
         if recipe.model.standardised or whitened:
@@ -133,13 +132,10 @@ def sha256_of_first_weights(model: ModelSection) -> str:
 def model_of(recipe: Recipe, data: DataSet) -> nn.Module:
     """A new model by the recipe, with public weights; the weight of a projection is set later."""
     shape, components = data.train.inputs.shape[1:], recipe.projection.components
-    if components and (data.vectors is not None or data.words):
+    if components and data.words:
         raise ValueError(f"{data.name} is text, which has no principal components; leave the projection out")
     if components:
         return models.projected(recipe.model.name, shape, data.classes, components)
-    words = None if data.vectors is None else nn.Embedding.from_pretrained(torch.as_tensor(data.vectors), freeze=True)
-    if words:
-        shape = (*shape, words.embedding_dim)
     if recipe.model.backbone:
         backbone, mirrored = recipe.model.backbone, recipe.model.mirrored
         if mirrored and len(shape) != 3:
@@ -151,7 +147,7 @@ def model_of(recipe: Recipe, data: DataSet) -> nn.Module:
     model = models.build(recipe.model.name, shape, data.classes, data.words)
     if recipe.model.weights is not None:
         model = models.pretrained(model, Path(recipe.model.weights), frozen=recipe.model.frozen)
-    return models.FixedFeatures(words, model) if words else model
+    return model
 
 
 def principal_components_of(recipe: Recipe, data: DataSet, ledger: Ledger, ranks: AnyRanks, declaration: str) -> Tensor:

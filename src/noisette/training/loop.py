@@ -27,7 +27,7 @@ from noisette.nn.batch_norm import in_evaluation
 from noisette.nn.features import Loss, Whitening
 from noisette.ranks import AnyRanks, ranks_of
 from noisette.ranks.launch import refuse_several_processes
-from noisette.run.checkpoint import SavedRun
+from noisette.run.checkpoint import SavedRun, as_kept, check_declared_again
 from noisette.run.private import PrivateRun, ledger_on_ranks, privatize
 from noisette.training.build import TrainingSetup, outputs, principal_components_of
 from noisette.training.defaults import NETWORK_REACH, TABLE, TABLE_NORM, learning_rate_for
@@ -201,12 +201,16 @@ def resume(
         ValueError: a file was truncated or altered, or recipe, data or what is public are not those of the run.
         PrivacyError: the ledger is not that of the run, or is in use.
     """
-    start = time.perf_counter()
-    saved = SavedRun.read(checkpoint).extras
-    whitening = Whitening(**saved["whitening"]) if recipe.model.whitened else None
+    start, before = time.perf_counter(), SavedRun.read(checkpoint)
+    saved, declared = before.extras, (before.terms, recipe.privacy)
+    check_declared_again(*({"epsilon": of.epsilon, "delta": of.delta} for of in declared))
+    with as_kept():
+        whitening = Whitening(**saved["whitening"]) if recipe.model.whitened else None
+        points, public_digest = [Point(**point) for point in saved["points"]], saved["public examples"]
+        resumed, began, places = saved["resumed"] + 1, start - saved["seconds"], saved["places"]
     setup = TrainingSetup(recipe, data, public, lambda: saved["principal components"], whitening)
-    if setup.public_digest != saved["public examples"]:
-        given = "the public examples, first weights or word vectors"
+    if setup.public_digest != public_digest:
+        given = "the public examples or first weights"
         raise ValueError(f"{given} are not those that the run began with; resume it with the same files")
     ranks = ranks_of(ranks)
     with PrivateRun.resume(
@@ -221,10 +225,8 @@ def resume(
         if setup.averaged:
             setup.averaged.load_state_dict(saved["averaged"])
         outcome = Outcome(with_rate(recipe, run), data, setup.published, run, public_weights=setup.public_weights)
-        outcome.points = [Point(**point) for point in saved["points"]]
-        outcome.resumed = saved["resumed"] + 1
-        began = start - saved["seconds"]
-        return _Training(setup, outcome, checkpoint, began, saved["places"], ranks).finish(on_step)
+        outcome.points, outcome.resumed = points, resumed
+        return _Training(setup, outcome, checkpoint, began, places, ranks).finish(on_step)
 
 
 @dataclass(frozen=True)

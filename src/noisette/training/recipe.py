@@ -431,7 +431,7 @@ def suited_model(data: DataSection) -> str:
     return _BUILT_IN.get(data.name, other)
 
 
-_OF_COUNTS = ("word-counts", _ON_COUNTS, "word-counts-and-vectors")  # linear layers
+_OF_COUNTS = ("word-counts", _ON_COUNTS)  # linear layers
 _TEXT_SIZES = {"sst2": 67_349, "imdb": 25_000, "ag-news-words": 18_349}
 _SIZES = _TEXT_SIZES | {"adult": 32_561}
 _TEXTS = TrainingSection(epochs=10, batch_size=1024, lr=0.01, optimizer="adam")

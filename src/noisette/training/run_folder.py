@@ -279,15 +279,14 @@ def sealed_facts(folder: Path) -> dict[str, Any]:
     A ledger may have become longer: by what was charged later. Signatures are not verified.
     """
     path = folder / RUN_FILE
+    if not path.is_file():  # a pipe would be waited for
+        raise ValueError(f"{folder} is not the folder of a finished run: it contains no {RUN_FILE}; give that of one")
     try:
-        facts = json.loads(path.read_bytes())
-    except FileNotFoundError as error:
-        said = f"{folder} is not the folder of a finished run: it contains no {RUN_FILE}; give the folder of one"
-        raise ValueError(said) from error
+        facts = json.loads(content := path.read_bytes())
     except (OSError, RecursionError, ValueError) as error:
         raise ValueError(f"{path} is truncated or altered: {error}") from error
-    if not isinstance(facts, dict):
-        raise ValueError(f"{path} is truncated or altered: expected a JSON object")
+    if not isinstance(facts, dict) or content != _text(facts).encode():  # a name twice is read in two ways
+        raise ValueError(f"{path} is truncated or altered: expected a JSON object as it was written")
     if not isinstance(digests := facts.pop("sealed", None), dict):
         raise ValueError(f"{path} lacks 'sealed', the digests of the files, so it does not describe a finished run")
     signature = {"signature": facts.pop("signature")} if "signature" in facts else {}
@@ -317,7 +316,6 @@ class FinishedRun:
     data: str
     declared_size: _Count
     input_shape: _Sizes
-    word_vectors: _Sizes
     classes: _Count
     words: Annotated[int, pydantic.Field(ge=0)]
     features: Annotated[tuple[str, ...], _LIST]
@@ -349,7 +347,6 @@ class FinishedRun:
         for name, count, limit in (
             ("classes", self.classes, most),
             ("words", self.words, most),
-            ("word_vectors", math.prod(self.word_vectors), most),
             ("whitened", recipe.model.whitened, most),
             ("components", recipe.projection.components, most),
             ("tokens", recipe.data.tokens, most),

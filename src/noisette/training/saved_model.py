@@ -46,14 +46,10 @@ class SavedModel:
         """
         run = FinishedRun.read(folder)
         recipe = run.recipe_with(model, folder).changed({} if text is None else {"data": {"text": text}}, "the run")
-        shape, vectors, words = run.input_shape, run.word_vectors, run.words
-        declared = declaration_of(recipe)
-        if vectors and text is not None:
-            raise ValueError("words had public vectors, whose list is not in the run folder; leave the column out")
-        inputs = np.zeros((2, *shape), np.int64 if vectors or words else np.float32)
+        shape, declared = run.input_shape, declaration_of(recipe)
+        inputs = np.zeros((2, *shape), np.int64 if run.words else np.float32)
         records = Split(inputs, np.zeros(2, np.float32 if declared.target else np.int64))
-        table = np.zeros(vectors, np.float32) if vectors else None
-        of_run = {"vectors": table, "words": words, "target": declared.target}
+        of_run = {"words": run.words, "target": declared.target}
         data = DataSet(run.data, records, None, run.classes, run.declared_size, **of_run)
         try:
             built = _built(recipe, data, load((folder / WEIGHTS_FILE).read_bytes()))

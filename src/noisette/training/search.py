@@ -167,8 +167,7 @@ def _made_up(data: DataSet) -> DataSet:
     """A data set of the same form whose records are random numbers."""
     random = np.random.default_rng(0)
     shape = (_RECORDS, *data.train.inputs.shape[1:])
-    words = data.words if data.vectors is None else len(data.vectors)
-    inputs = random.integers(words, size=shape) if words else random.random(shape, np.float32)
+    inputs = random.integers(data.words, size=shape) if data.words else random.random(shape, np.float32)
     numbers = None if data.target is None else random.uniform(-1, 1, _RECORDS).astype(np.float32)
     records = Split(inputs, random.integers(data.classes, size=_RECORDS) if numbers is None else numbers)
     return replace(data, train=records, test=records)

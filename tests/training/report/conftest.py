@@ -23,7 +23,7 @@ def facts():
         TrainingSection(epochs=36.0, batch_size=216, lr=1.25, cosine=False, seed=7),
     )
     test = ClassFigures(0.931, 0.1, 0.93, 0.99, ((1,) * 10,) * 10, 0.2, 2.3, (0.1,) * 10)
-    of_data = {"data": "flowers", "note": "", "declared_size": 1437, "input_shape": (1, 8, 8), "word_vectors": ()}
+    of_data = {"data": "flowers", "note": "", "declared_size": 1437, "input_shape": (1, 8, 8)}
     of_data |= {"classes": 10, "parameters": 21642, "public_weights": "", "sampling": "Poisson"}
     of_steps = {"sampling_rate": EVENT.sampling_rate, "noise_multiplier": EVENT.noise_multiplier, "max_grad_norm": 1.5}
     of_steps |= {"steps": 240, "steps_planned": 240, "steps_taken": 240, "event": facts_of(EVENT)}

@@ -78,7 +78,7 @@ def test_an_unsafe_switch_is_named_at_the_top(facts):
 
 
 def test_a_model_of_words_is_described(facts):
-    text = text_of(page(replace(facts, input_shape=(20,), word_vectors=(2447, 50), classes=4, test=None)))
+    text = text_of(page(replace(facts, input_shape=(20,), words=2447, classes=4, test=None)))
     assert "example 20 words, 4 classes" in text
     assert "a single word of it has no guarantee of its own" in text
 

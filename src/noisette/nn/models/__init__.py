@@ -39,14 +39,10 @@ REGISTRY: dict[str, BuiltIn] = {
         "networks:patches_and_scattering", "linear layer on resemblances to synthetic images and wavelet features"
     ),
     "resnet-18": BuiltIn("networks:resnet", "ResNet-18 for 32 x 32 pixels, with batch norm"),
-    "encoder": BuiltIn("networks:encoder", "Transformer encoder on word vectors (Lee & Kifer 2020)"),
     "transformer": BuiltIn("networks:transformer", "small Transformer for texts", of_words=True),
     "word-counts": BuiltIn("networks:word_counts", "linear layer on counts of a text's words", of_words=True),
     "ranked-word-counts": BuiltIn(
         "networks:ranked_word_counts", "the same, with less weight on common English words", of_words=True
-    ),
-    "word-counts-and-vectors": BuiltIn(
-        "networks:word_counts_and_vectors", "the same, beside public vectors of the words (give weights)", of_words=True
     ),
     "lipschitz-linear": BuiltIn("networks:lipschitz_linear", "1-Lipschitz linear layer"),
     "lipschitz-dense": BuiltIn("networks:lipschitz_dense", "1-Lipschitz network with a hidden layer of 128 units"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -18,12 +17,12 @@ from noisette.lipschitz.layers import GroupSort2, LayerCentering, MixerBlock, Pa
 from noisette.lipschitz.projections import FrobeniusBall
 from noisette.lipschitz.propagation import output_shape
 from noisette.nn import features as fixed
-from noisette.nn.features import MirrorAverage, Scattering2d, WordCounts, WordVectors
+from noisette.nn.features import MirrorAverage, Scattering2d, WordCounts
 
-__all__ = ["Centred", "FixedFeatures", "Norm", "PatchScale", "Shape", "batch_norm", "cnn", "encoder", "layer_norm"]
+__all__ = ["Centred", "FixedFeatures", "Norm", "PatchScale", "Shape", "batch_norm", "cnn", "layer_norm"]
 __all__ += ["linear", "lipschitz_dense", "lipschitz_linear", "lipschitz_mixer", "mlp", "patches_and_scattering"]
 __all__ += ["ranked_word_counts", "resnet", "scattering", "scattering_lipschitz_linear", "standardised", "table"]
-__all__ += ["transformer", "whitened", "word_counts", "word_counts_and_vectors"]
+__all__ += ["transformer", "whitened", "word_counts"]
 
 _LEAST_NORM = 1e-6
 Shape = Sequence[int]  # of one example: (features,) or (channels, height, width)
@@ -287,35 +286,9 @@ def mean_of_used(x: Tensor, used: Tensor) -> Tensor:
     return (x * weights).sum(1) / weights.sum(1).clamp(min=1)
 
 
-class VectorEncoder(nn.Module):
-    """A Transformer encoder of one block on word vectors and places, the mean over the words, and a linear layer.
-
-    Texts have the shape (tokens, dimensions); the zero vector is padding. Source: Lee & Kifer 2020, section 6.1.
-    """
-
-    def __init__(self, shape: Shape, classes: int) -> None:
-        super().__init__()
-        need_axes("encoder", shape, 2, "texts as word vectors (tokens, dimensions)")
-        tokens, width = shape
-        # Sines and cosines of falling frequency (Vaswani et al. 2017, section 3.5).
-        frequencies = 10_000.0 ** -(2 * (torch.arange(width) // 2) / width)
-        angles = torch.arange(tokens).unsqueeze(1) * frequencies
-        places = torch.where(torch.arange(width) % 2 == 0, angles.sin(), angles.cos())
-        self.places = nn.Buffer(places, persistent=False)
-        heads = math.gcd(width, 8)
-        self.block = nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.0, batch_first=True)
-        self.scores = nn.Linear(width, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        used = (x != 0).any(-1)
-        encoded = self.block(x + self.places, src_key_padding_mask=_unattended(used))
-        return self.scores(mean_of_used(encoded, used))
+transformer = WordTransformer  # as a factory
 
 
-transformer, encoder = WordTransformer, VectorEncoder  # as factories
-
-
-_DIMS, _SHARE = 50, 0.25  # numbers of a vector, and the vectors' share of the squared length of all features
 _POWER = 0.3  # of the rank; by it the weight of a word grows from 1 for the most frequent one to 8 for an unlisted one
 
 
@@ -331,29 +304,6 @@ def word_counts(shape: Shape, classes: int, *, words: int = 4096, ranked: bool =
 
 
 ranked_word_counts = partial(word_counts, ranked=True)
-
-
-def word_counts_and_vectors(shape: Shape, classes: int, *, words: int = 4096) -> FixedFeatures:
-    """Ranked counts as in :func:`word_counts`, beside the sum of the vectors of a text's words, and one linear layer.
-
-    The vectors are constants of 50 numbers. They are random, which adds nothing to the counts, until
-    :func:`noisette.nn.models.pretrained` loads public ones; ``python -m experiments.word_vectors`` makes a file.
-    """
-    need_axes("word-counts-and-vectors", shape, 1, "texts as numbers of words (tokens,)")
-    vectors = torch.randn(words, _DIMS, generator=torch.Generator().manual_seed(0))
-    both = _CountsAndVectors(_rank_weights(words), vectors)
-    return FixedFeatures(both, nn.Linear(words + _DIMS, classes, bias=False))
-
-
-class _CountsAndVectors(nn.Module):
-    """Both features of a text side by side, together of length one: (b, tokens) to (b, words + dims)."""
-
-    def __init__(self, weights: Tensor, vectors: Tensor) -> None:
-        super().__init__()
-        self.counts, self.vectors = WordCounts(weights), WordVectors(vectors)
-
-    def forward(self, numbers: Tensor) -> Tensor:
-        return torch.cat([(1 - _SHARE) ** 0.5 * self.counts(numbers), _SHARE**0.5 * self.vectors(numbers)], 1)
 
 
 def _rank_weights(words: int) -> Tensor:

@@ -326,7 +326,6 @@ class Facts(RunFacts):
     recipe: Recipe
     note: str
     input_shape: tuple[int, ...]
-    word_vectors: tuple[int, ...]  # the shape of the table of public word vectors, () where inputs are not words
     classes: int
     public_weights: str  # the SHA-256 of the file of the first weights, "" if they were random
     test_accuracy: float | None  # of the saved model
@@ -335,7 +334,7 @@ class Facts(RunFacts):
     resumed: int = 0  # how often the run was continued in another process
     test: ClassFigures | NumberFigures | None = None
     features: tuple[str, ...] = ()  # names of the columns that are inputs, which the header of a CSV makes public
-    words: int = 0  # how many numbers of words there are in texts without word vectors
+    words: int = 0  # how many numbers of words there are in texts
     search: SearchFacts | None = None  # that chose the run: epsilon and ``released`` are then those of the search
 
     @property
@@ -411,7 +410,6 @@ def facts_of(outcome: Outcome) -> Facts:
         recipe=recipe,
         note=data.note,
         input_shape=tuple(data.train.inputs.shape[1:]),
-        word_vectors=() if data.vectors is None else data.vectors.shape,
         classes=data.classes,
         public_weights=outcome.public_weights,
         test_accuracy=getattr(outcome.test, "accuracy", None),

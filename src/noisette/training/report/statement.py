@@ -37,7 +37,7 @@ def settings(facts: Facts) -> dict[str, Rows]:
         }
         for table, fields in json.loads(facts.as_json())["recipe"].items()  # which has no folders of the user
     }
-    inputs = f"{' × '.join(map(str, facts.input_shape))} {'words' if facts.word_vectors else 'numbers'}"
+    inputs = f"{' × '.join(map(str, facts.input_shape))} {'words' if facts.words else 'numbers'}"
     outputs = "a number to predict" if facts.recipe.data.target else f"{facts.classes} classes"
     known = {
         "declared size": f"{facts.declared_size:,} examples",
@@ -167,10 +167,6 @@ def _records(facts: Facts) -> Iterator[str]:
     data = facts.recipe.data
     alone = """One record is one whole text: a single word of it has no guarantee of its own, and neither have all texts
     of one author together."""
-    if facts.word_vectors:
-        words, length = facts.word_vectors
-        yield f"""Words: each word is replaced by one of {words:,} vectors of {length} numbers, which are taken to be
-        public and are not trained. {alone}"""
     if data.columns:
         columns = Columns.of(data.columns)
         yield f"""Inputs: {columns.width}, made from {len(columns.names)} columns by the declaration in run.json (names,
