@@ -74,7 +74,7 @@ def by_fresh_models(write: Callable[[Model, Tensor], None]) -> Tensor:
 
 
 @pytest.mark.filterwarnings("ignore::noisette.capture.captured.CaptureWarning")  # of what asks for numbers
-@pytest.mark.filterwarnings("ignore::noisette.OneByOneWarning")
+@pytest.mark.filterwarnings("ignore::noisette.OneByOneWarning", "ignore:the loss counts:UserWarning")
 @pytest.mark.parametrize("capture", ["eager", "graph"])
 @pytest.mark.parametrize("name", WRITES)
 def test_no_example_sees_what_another_has_written(name: str, capture: str) -> None:
@@ -121,3 +121,48 @@ def test_buffers_that_are_made_or_exchanged_are_put_back() -> None:
     assert torch.equal(model.seen, kept)
     assert "new" not in dict(model.named_buffers())
     assert buffers.values()["seen"] is model.seen
+
+
+def counted(m: Model, x: Tensor) -> None:
+    m.count += 1
+
+
+def recounted(m: Model, x: Tensor) -> None:
+    m.count = m.count + 1
+
+
+def one_by_one(m: Model, x: Tensor) -> None:
+    m.count += int(x.sum().item() > -9)
+
+
+@pytest.mark.filterwarnings("ignore::noisette.OneByOneWarning")
+@pytest.mark.parametrize("write", [counted, recounted, one_by_one])
+def test_a_counter_is_named_once_and_may_be_counted_in_the_loop(
+    write: Callable[[Model, Tensor], None], recwarn: pytest.WarningsRecorder
+) -> None:
+    model, counts = Model(write), []
+    with run_of(model, steps=3) as run:
+        for batch in run.batches():
+            model.get_buffer("count").fill_(run.steps_taken)
+            for (x,) in batch.microbatches(3):
+                run.accumulate(lambda model, x: squares(model, x) * model.get_buffer("count"), x)
+            run.optimizer.step()
+            counts.append(int(model.count))
+    assert counts == [0, 1, 2]
+    [said] = [str(each.message) for each in recwarn if "the loss counts" in str(each.message)]
+    assert said.startswith("the loss counts in the buffer count, which stays as it is")
+    assert "model.get_buffer('count').fill_(run.steps_taken)" in said
+
+
+def test_other_buffers_that_a_loss_writes_are_not_named(recwarn: pytest.WarningsRecorder) -> None:
+    for name in ("count", "norm.num_batches_tracked", "of_two", "is_set"):
+
+        def write(m: Model, x: Tensor, name: str = name) -> None:
+            m.get_buffer(name).add_(1)
+
+        model = Model(nothing if name == "count" else write)
+        model.norm = nn.BatchNorm1d(2).double().eval()
+        model.register_buffer("of_two", torch.zeros(2, dtype=torch.long))
+        model.register_buffer("is_set", torch.zeros((), dtype=torch.uint8))
+        PerExampleClip(model, 0.5).accumulate(squares, X)
+    assert not recwarn.list

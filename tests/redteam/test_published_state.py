@@ -126,6 +126,7 @@ DROPPED: dict[str, Callable[[Any, Tensor], object]] = {
 
 
 @one_by_one
+@pytest.mark.filterwarnings("ignore:the loss counts in")
 @pytest.mark.parametrize("write", DROPPED.values(), ids=DROPPED)
 def test_what_a_loss_writes_into_buffers_is_dropped(write: Callable[[Any, Tensor], object]) -> None:
     first, *others = runs(lambda: Writes(write))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -247,3 +248,23 @@ def test_facts_that_would_need_more_memory_than_there_is_are_refused(run):
     for name, value in (large | {"event": {"mechanism": []}}).items():
         reseal(run, told | {name: value})
         refusal(noisette("audit", run), "is altered: ")
+
+
+def test_a_model_is_exported_with_what_prepares_its_inputs(run):
+    saved = SavedModel.of_run(run)
+    inputs = torch.as_tensor(saved.read(run.parent / "rows.csv"))
+    exported = torch.export.export(saved.model, (inputs,), dynamic_shapes=({0: torch.export.Dim("rows")},))
+    torch.export.save(exported, run / "model.pt2")
+    loaded = torch.export.load(run / "model.pt2").module()
+    torch.testing.assert_close(loaded(inputs[:7]), saved.model(inputs[:7]))
+
+
+def test_a_model_is_exported_to_onnx(run):
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    saved = SavedModel.of_run(run)
+    inputs = torch.as_tensor(saved.read(run.parent / "rows.csv"))
+    torch.onnx.export(saved.model, (inputs,), run / "model.onnx", dynamic_shapes=({0: torch.export.Dim("rows")},))
+    session = runtime.InferenceSession(run / "model.onnx")
+    [scores] = session.run(None, {session.get_inputs()[0].name: inputs[:7].numpy()})
+    torch.testing.assert_close(torch.as_tensor(scores), saved.model(inputs[:7]).detach())

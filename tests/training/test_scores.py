@@ -6,6 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import average_precision_score
 from torch import nn
 
 from noisette.data.dataset import Target
@@ -44,6 +45,18 @@ def test_classes(classes):
     shares = [sum(row) / 60 for row in counts]
     assert found.base_log_loss == pytest.approx(-sum(share * math.log(share) for share in shares if share))
     assert found.mean_probabilities == pytest.approx([sum(row[k] for row in every) / 60 for k in range(classes)])
+    if classes > 2:
+        assert (found.average_precision, found.recall_precision) == (None, ())
+        return
+    ranked = targets[np.argsort([-row[1] for row in every])] == 1  # the second class is the rarer one
+    assert found.average_precision == pytest.approx(average_precision_score(targets == 1, [row[1] for row in every]))
+    precisions = [ranked[: n + 1].mean() for n in np.flatnonzero(ranked)]
+    assert found.average_precision == pytest.approx(np.mean(precisions))
+    recalls = [(n + 1) / len(precisions) for n in range(len(precisions))]
+    assert np.array(found.recall_precision) == pytest.approx(np.array([recalls, precisions]).T)
+    assert found.found_share == len(precisions) / 60
+    many = class_figures(random.normal(size=(2000, 2)), random.choice(2, 2000))
+    assert len(many.recall_precision) == 50, "not the order of all examples"
 
 
 def test_classes_that_do_not_occur_count_nowhere():

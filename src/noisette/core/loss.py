@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Never, Protocol
@@ -292,6 +293,7 @@ class ModelBuffers:
         self._model = model
         self._kept: dict[str, tuple[Tensor, int, Tensor]] | None = None  # the buffer, its version, and its values
         self.seed = torch.initial_seed()  # of the random numbers that all records of a batch share, on all ranks
+        self._were_lent = False
 
     def begin_batch(self, seed: int = 0) -> None:
         """Remember the buffers and their values: the first records of a batch are about to be read."""
@@ -322,10 +324,20 @@ class ModelBuffers:
             return dict(self._model.named_buffers())
         return {name: values for name, (_, _, values) in self._kept.items()}
 
-    def lent(self, copy: Callable[[Tensor], Tensor] = lambda x: x.detach().clone()) -> AbstractContextManager[object]:
-        """Within it the model has copies of its buffers, made by this function."""
+    @contextmanager
+    def lent(self, copy: Callable[[Tensor], Tensor] = lambda x: x.detach().clone()) -> Iterator[None]:
+        """Within it the model has copies of its buffers, made by this function; the first time counters are watched."""
         copies = {name: copy(values) for name, values in self.values().items()}
-        return _reparametrize_module(self._model, copies) if copies else nullcontext()
+        with _reparametrize_module(self._model, copies) if copies else nullcontext():
+            yield
+            now = {} if self._were_lent else dict(self._model.named_buffers())
+            for name, b in copies.items() if now else ():
+                may_count = b.numel() == 1 and b.dtype in (torch.int32, torch.int64)
+                if may_count and (now.get(name) is not b or version_of(b)) and "num_batches_tracked" not in name:
+                    said = f"the loss counts in the buffer {name}, which stays as it is; count in the loop, before "
+                    count = f"batch.microbatches(): model.get_buffer({name!r}).fill_(run.steps_taken)"
+                    warnings.warn(said + count, stacklevel=2)
+            self._were_lent = True
 
 
 def version_of(tensor: Tensor) -> int:

@@ -33,7 +33,7 @@ from noisette.run.per_example import PerExampleClip
 from noisette.run.private import PrivateRun, privatize
 from noisette.training import defaults
 
-Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]  # of the model and a batch of one example
+Loss = Callable[[nn.Module, Tensor, Tensor, Tensor], Tensor]  # of the model, and a batch of one example with its weight
 
 _ROWS_AT_ONCE = 4096
 _PREDICTED_AT_ONCE = 10_000
@@ -117,8 +117,8 @@ def _train(run: PrivateRun, model: nn.Module, fixed: nn.Module, loss: Loss) -> n
     """All steps of the run; the model with its mean weights over the second half of them, in evaluation mode."""
     averaged = AveragedModel(model)
     for batch in run.batches():
-        for inputs, targets in batch.microbatches(_ROWS_AT_ONCE):
-            run.accumulate(loss, fixed(inputs), targets)
+        for inputs, targets, counts in batch.microbatches(_ROWS_AT_ONCE):
+            run.accumulate(loss, fixed(inputs), targets, counts)
         run.optimizer.step()
         run.optimizer.zero_grad()
         if 2 * run.steps_spent >= run.steps:
@@ -173,8 +173,11 @@ class PrivateEstimator(BaseEstimator):
     _declared: ClassVar[tuple[str, ...]] = ()  # what is read from the rows unless it is given
     _curvature: ClassVar[float | None] = None  # of the loss
 
-    def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:  # noqa: N803
         """Train on rows X (n, features), an array or a frame, with targets y (n,); each call has a cost of its own.
+
+        ``sample_weight`` (n,) is what the loss of each row counts, above 0 and at most 1: each from its own row and
+        what is public, since a weight that counts other rows would not be covered by epsilon.
 
         A ``ValueError`` lists what is not declared, with the ways out. A fit that fails leaves the one before.
         """
@@ -182,7 +185,7 @@ class PrivateEstimator(BaseEstimator):
         try:
             rows, targets = self._validated(X, y)
             self.read_from_rows_ = self._undeclared()
-            return self._fit_checked(rows, targets)
+            return self._fit_checked(rows, targets, _counts(sample_weight, targets))
         except BaseException:
             vars(self).clear()
             vars(self).update(before)
@@ -201,7 +204,7 @@ class PrivateEstimator(BaseEstimator):
             )
         return tuple(missing)
 
-    def _fit_checked(self, X: Any, y: np.ndarray) -> Self:  # noqa: N803
+    def _fit_checked(self, X: Any, y: np.ndarray, counts: Tensor) -> Self:  # noqa: N803
         raise NotImplementedError
 
     def _validated(self, X: Any, y: Any) -> tuple[Any, np.ndarray]:  # noqa: N803
@@ -228,8 +231,8 @@ class PrivateEstimator(BaseEstimator):
         check_consistent_length(*(X.values() if isinstance(X, Mapping) else [X]), targets)
         return X, targets
 
-    def _fit(self, X: Any, targets: Tensor, outputs: int, loss: Loss) -> Self:  # noqa: N803
-        """Fit a model with so many outputs to checked rows."""
+    def _fit(self, X: Any, targets: Tensor, outputs: int, loss: Loss, counts: Tensor) -> Self:  # noqa: N803
+        """Fit a model with so many outputs to checked rows, each of which counts so much."""
         size = len(targets) if self.size is None else plain(self.size)
         bounds = bounds_of_rows(X) if "bounds" in self.read_from_rows_ else self.bounds
         batch_size, knots, hidden = plain(self.batch_size), plain(self.n_knots), plain(self.hidden_layer_sizes)
@@ -258,7 +261,7 @@ class PrivateEstimator(BaseEstimator):
         run = privatize(
             PerExampleClip(model, max_grad_norm=norm, capture="eager"),  # a step takes milliseconds
             optimizer,
-            (self._inputs(X), targets),
+            (self._inputs(X), targets, counts),
             expected_batch_size=self.batch_size_,
             public_size=size,
             epochs=by_rule.epochs if self.epochs is None else self.epochs,
@@ -321,6 +324,15 @@ class PrivateEstimator(BaseEstimator):
         tags = super().__sklearn_tags__()
         tags.non_deterministic = True  # noise and batches are drawn by a secret key, which no seed reaches
         return tags
+
+
+def _counts(sample_weight: Any, targets: np.ndarray) -> Tensor:
+    """What each row counts, float32, shape (n,)."""
+    counts = np.ones(len(targets)) if sample_weight is None else column_or_1d(sample_weight, dtype=np.float64)
+    check_consistent_length(counts, targets)
+    if not ((counts > 0) & (counts <= 1)).all():
+        raise ValueError("expected sample_weight above zero and at most 1: divide it by the largest that is possible")
+    return torch.as_tensor(counts, dtype=torch.float32)
 
 
 def _numbers(estimator: Any, *given: Any, **how: bool) -> Any:
@@ -391,15 +403,15 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
     class_weight: Mapping[Any, float] | None = None
     _declared = ("classes", "size", "bounds")
 
-    def _fit_checked(self, X: Any, y: np.ndarray) -> Self:  # noqa: N803
+    def _fit_checked(self, X: Any, y: np.ndarray, counts: Tensor) -> Self:  # noqa: N803
         check_classification_targets(y)
         self.classes_ = _declared_labels(unique_labels(y) if self.classes is None else self.classes)
         weights = None if self.class_weight is None else _weights(self.class_weight, self.classes_)
 
-        def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-            return F.cross_entropy(model(x), y, weights, reduction="sum")
+        def loss(model: nn.Module, x: Tensor, y: Tensor, count: Tensor) -> Tensor:
+            return count * F.cross_entropy(model(x), y, weights, reduction="sum")
 
-        return self._fit(X, _codes(self.classes_, y), len(self.classes_), loss)
+        return self._fit(X, _codes(self.classes_, y), len(self.classes_), loss, counts)
 
     def predict_proba(self, X: Any) -> np.ndarray:  # noqa: N803
         """The probability of each class in the order of ``classes_``, shape (n, classes)."""
@@ -472,15 +484,15 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):
     _declared = ("target_bounds", "size", "bounds")
     _curvature = 2.0  # of a linear model whose inputs are a row of norm one and a one for the bias
 
-    def _fit_checked(self, X: Any, y: np.ndarray) -> Self:  # noqa: N803
+    def _fit_checked(self, X: Any, y: np.ndarray, counts: Tensor) -> Self:  # noqa: N803
         pair = bounds_of_rows(y) if self.target_bounds is None else self.target_bounds
         low, high = self.target_bounds_ = feature_bounds(pair, None, 1, "target_bounds")[:, 0]
         scaled = 2 * (np.clip(y, low, high) - low) / (high - low) - 1
 
-        def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-            return (model(x)[:, 0] - y).square() / 2
+        def loss(model: nn.Module, x: Tensor, y: Tensor, count: Tensor) -> Tensor:
+            return count * (model(x)[:, 0] - y).square() / 2
 
-        return self._fit(X, torch.as_tensor(scaled, dtype=torch.float32), 1, loss)
+        return self._fit(X, torch.as_tensor(scaled, dtype=torch.float32), 1, loss, counts)
 
     def predict(self, X: Any) -> np.ndarray:  # noqa: N803
         """The prediction for each row, within ``target_bounds``, shape (n,)."""

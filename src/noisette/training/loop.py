@@ -431,7 +431,7 @@ def quickest(everything: int, seconds: Callable[[int], float]) -> int:
 
 def class_figures(scores: np.ndarray, targets: np.ndarray) -> ClassFigures:
     """The figures for scores (n, classes) and classes (n,)."""
-    from sklearn.metrics import confusion_matrix, roc_auc_score
+    from sklearn.metrics import average_precision_score, confusion_matrix, precision_recall_curve, roc_auc_score
 
     classes = scores.shape[1]
     table = confusion_matrix(targets, scores.argmax(1), labels=range(classes))
@@ -439,12 +439,18 @@ def class_figures(scores: np.ndarray, targets: np.ndarray) -> ClassFigures:
     present = np.flatnonzero(sizes)
     shares = sizes[present] / sizes.sum()
     found = torch.as_tensor(scores, dtype=torch.float64).log_softmax(1).numpy()
-    auc, log_loss, means = None, None, ()
+    auc, log_loss, means, average_precision, curve = None, None, (), None, ()
     if np.isfinite(scores).all():
         log_loss, means = -float(found[np.arange(len(targets)), targets].mean()), tuple(np.exp(found).mean(0).tolist())
         if len(present) > 1:
             chosen = present if classes > 2 else [1]
             auc = float(np.mean([roc_auc_score(targets == k, found[:, k]) for k in chosen]))
+            if classes == 2:
+                rarer = int(sizes[1] <= sizes[0])
+                average_precision = float(average_precision_score(targets == rarer, found[:, rarer]))
+                precision, recall, _ = precision_recall_curve(targets == rarer, found[:, rarer])
+                at = np.unique(np.searchsorted(recall[::-1], np.linspace(0.02, 1, 50)))
+                curve = tuple(zip(recall[::-1][at].tolist(), precision[::-1][at].tolist(), strict=True))
     return ClassFigures(
         accuracy=float(right.sum() / sizes.sum()),
         base_rate=float(shares.max()),
@@ -454,6 +460,8 @@ def class_figures(scores: np.ndarray, targets: np.ndarray) -> ClassFigures:
         log_loss=log_loss,
         base_log_loss=abs(float(shares @ np.log(shares))),  # no -0.0
         mean_probabilities=means,
+        average_precision=average_precision,
+        recall_precision=curve,
     )
 
 

@@ -54,6 +54,16 @@ def test_the_confusion_matrix_names_classes(facts):
     assert "Confusion matrix" not in page(replace(facts, classes=13, test=replace(FIGURES, confusion=many)))
 
 
+def test_two_classes_have_a_curve_of_precision_beside_the_base_rate(facts):
+    curve = replace(FIGURES, average_precision=0.61234, recall_precision=((0.05, 1.0), (0.5, 0.7), (1.0, 0.2)))
+    html = page(replace(held_out(facts), test=curve))
+    assert "<td>0.612 (base rate: 0.167)</td>" in html
+    said = "precision against recall; average 0.612: from 1 at 0.05 to 0.2 at 1; dashed, base rate: 0.167"
+    assert f"<title>Precision against recall</title>\n<desc>{said}</desc>" in html
+    assert "Of &lt;yes&gt;, as the threshold" in html
+    assert "Precision against recall" not in page(held_out(facts)) + page(regression(facts))
+
+
 def test_a_rare_class_has_its_own_headline_and_what_is_worse_than_a_constant_is_red(facts):
     good = page(held_out(facts))
     assert "AUC 0.877 at a base rate of 83.3 %" in words(good)

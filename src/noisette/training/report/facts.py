@@ -97,6 +97,8 @@ class ClassFigures:
     log_loss: float | None  # in nats; ``None`` where scores are no numbers
     base_log_loss: float  # of the shares of the classes, the best constant
     mean_probabilities: tuple[float, ...]  # of each class, to be compared with its share; () without a log loss
+    average_precision: float | None = None  # of the class that is found; ``None`` if there are not two
+    recall_precision: tuple[tuple[float, float], ...] = ()  # of it, at lower and lower thresholds; at most 50 points
 
     @property
     def found(self) -> int | None:
@@ -107,6 +109,11 @@ class ClassFigures:
     def is_unbalanced(self) -> bool:
         """Whether accuracy says little, because one of two classes has four fifths of the examples."""
         return self.found is not None and self.auc is not None and self.base_rate >= 0.8
+
+    @property
+    def found_share(self) -> float:
+        """The share of examples that are of the class that is found."""
+        return 0.0 if self.found is None else sum(self.confusion[self.found]) / sum(map(sum, self.confusion))
 
     @property
     def headline(self) -> str:
@@ -139,9 +146,12 @@ class ClassFigures:
             precision, recall = right / predicted if predicted else 0.0, right / examples if examples else 0.0
             both = f"{percent(precision)} and {percent(recall)}, F1 {2 * right / max(1, predicted + examples):.3f}"
             rows.append((f"precision and recall of {names[k]}", both))
+            if self.average_precision is not None:
+                average = f"{self.average_precision:.3f} (base rate: {self.found_share:.3f})"
+                rows.append((f"average precision of {names[k]}", average))
             if self.mean_probabilities:
-                share = percent(examples / sum(map(sum, self.confusion)))
-                rows.append((f"mean probability of {names[k]}", f"{percent(self.mean_probabilities[k])} ({share} are)"))
+                means = f"{percent(self.mean_probabilities[k])} ({percent(self.found_share)} are)"
+                rows.append((f"mean probability of {names[k]}", means))
         return rows
 
 

@@ -128,6 +128,16 @@ def as_svg(panel: Panel) -> str:
         return svg(figure, title=panel.title, description=f"{described}; {panel.name}: {ends}")
 
 
+def recall_and_precision(facts: Facts) -> list[tuple[Panel, str]]:
+    """The precision for the rarer of two classes against its recall, with a caption; none of other figures."""
+    test = facts.test
+    if not isinstance(test, ClassFigures) or test.found is None or not test.recall_precision:
+        return []
+    line, rate = f"average {test.average_precision:.3f}", ("base rate", test.found_share)
+    panel = Panel("Precision against recall", "recall", "precision", line, test.recall_precision, 0, rate)
+    return [(panel, f"Of {facts.class_names[test.found]}, as the threshold of its probability is lowered.")]
+
+
 def course_of_run(facts: Facts) -> list[tuple[Panel, str]]:
     """The course of a private run as panels with captions; none of what was not measured."""
     privacy, data, panels = facts.recipe.privacy, facts.recipe.data, []

@@ -18,7 +18,7 @@ from noisette.accounting.registry import ACCOUNTANTS
 from noisette.training.report import statement as words
 from noisette.training.report.facts import Facts, NumberFigures, epsilon_after, facts_of_run, power_of_ten, upward
 from noisette.training.report.facts import upward_percent as most
-from noisette.training.report.figures import Panel, as_svg, course_of_run, templates
+from noisette.training.report.figures import Panel, as_svg, course_of_run, recall_and_precision, templates
 from noisette.training.run_folder import sealed
 
 if TYPE_CHECKING:
@@ -75,8 +75,9 @@ def page(facts: Facts) -> str:
         headline=facts.test.headline if facts.test else "A model",
         problem=facts.test.problem if facts.test else "",
         settings=words.settings(facts),
-        course=[(Markup(as_svg(panel)), caption) for panel, caption in course_of_run(facts)] if facts.private else [],
+        course=_drawn(course_of_run(facts)) if facts.private else [],
         test_rows=facts.test.rows(facts.class_names) if facts.test else [],
+        test_figures=_drawn(recall_and_precision(facts)),
         test_set=words.set_of_tests(facts),
         # That of many classes is in run.json alone.
         confusion=list(zip(facts.class_names, table, strict=True)) if table and len(table) <= 12 else [],
@@ -87,6 +88,10 @@ def page(facts: Facts) -> str:
         upward=upward,
         power_of_ten=power_of_ten,
     )
+
+
+def _drawn(panels: Sequence[tuple[Panel, str]]) -> list[tuple[Markup, str]]:
+    return [(Markup(as_svg(panel)), caption) for panel, caption in panels]
 
 
 def documents_of_curve(runs: Sequence[Facts], baseline: Facts | None) -> dict[str, bytes]:
