@@ -273,7 +273,7 @@ def verify(
     facts = run_folder.verify(place, key)
     grown = facts["private"] and Ledger.read(place / LEDGER_FILE).head != facts["ledger_head"]
     later = "; lines of its ledger that came later are not signed" if grown else ""
-    typer.echo(f"{place}: signed with this key, and unchanged since{later}")
+    typer.echo(f"{place}: signed with this key, and unchanged since{later}; card.md is not sealed")
 
 
 def _delta_of_run(ledger: Path) -> float:

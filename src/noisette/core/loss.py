@@ -330,14 +330,19 @@ class ModelBuffers:
         copies = {name: copy(values) for name, values in self.values().items()}
         with _reparametrize_module(self._model, copies) if copies else nullcontext():
             yield
-            now = {} if self._were_lent else dict(self._model.named_buffers())
-            for name, b in copies.items() if now else ():
-                may_count = b.numel() == 1 and b.dtype in (torch.int32, torch.int64)
-                if may_count and (now.get(name) is not b or version_of(b)) and "num_batches_tracked" not in name:
-                    said = f"the loss counts in the buffer {name}, which stays as it is; count in the loop, before "
-                    count = f"batch.microbatches(): model.get_buffer({name!r}).fill_(run.steps_taken)"
-                    warnings.warn(said + count, stacklevel=2)
+            if not self._were_lent:
+                _name_counters(copies, dict(self._model.named_buffers()))
             self._were_lent = True
+
+
+def _name_counters(copies: Mapping[str, Tensor], written: Mapping[str, Tensor]) -> None:
+    """Warn of each whole number among the copies of buffers that the loss has counted up in vain."""
+    for name, b in copies.items():
+        may_count = b.numel() == 1 and b.dtype in (torch.int32, torch.int64) and "num_batches_tracked" not in name
+        if may_count and (written.get(name) is not b or version_of(b)):
+            said = f"the loss counts in the buffer {name}, which stays as it is; count in the loop, before "
+            count = f"batch.microbatches(): model.get_buffer({name!r}).fill_(run.steps_taken)"
+            warnings.warn(said + count, stacklevel=3)
 
 
 def version_of(tensor: Tensor) -> int:
@@ -347,7 +352,7 @@ def version_of(tensor: Tensor) -> int:
 
 def versions_of(tensors: Iterable[Tensor]) -> list[int]:
     """The numbers of writes into each of the tensors."""
-    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+    return [version_of(tensor) for tensor in tensors]
 
 
 @torch.no_grad()

@@ -123,8 +123,7 @@ class DataSet:
         elif len(outside := np.flatnonzero((targets < 0) | (targets >= self.classes))):
             first = f"the first at index {outside[0]}; correct them or the number of classes"
             problems.append(f"{len(outside)} labels outside 0..{self.classes - 1}, {first}")
-        words = self.words
-        if words and (inputs.ndim != 2 or inputs.dtype.kind != "i"):
+        if (words := self.words) and (inputs.ndim != 2 or inputs.dtype.kind != "i"):
             problems.append(
                 f"inputs of {inputs.dtype} of shape {inputs.shape}; of words they are integers, (n, tokens)"
             )

@@ -78,15 +78,13 @@ def where(condition: Tensor, *choices: Any) -> Any:
     return NotImplemented if choices else nonzero(condition, as_tuple=True)
 
 
-def _unique(values: Tensor, **options: Any) -> Any:
+@rewrite(torch.unique_consecutive, Tensor.unique_consecutive, always=True)
+def unique_consecutive(values: Tensor, **options: Any) -> Any:
     """Of equal values one after the other, the first."""
     if not is_batched(values) or any(option not in (None, False) for option in options.values()):
         return NotImplemented
     flat = values.flatten()
     return flat[torch.cat([flat.new_ones(flat[:1].shape, dtype=torch.bool), flat[1:] != flat[:-1]])]
-
-
-rewrite(torch.unique_consecutive, Tensor.unique_consecutive, always=True)(_unique)
 
 
 @rewrite(Tensor.data.__get__, always=True)  # pyright: ignore[reportAttributeAccessIssue]

@@ -138,8 +138,6 @@ def model_of(recipe: Recipe, data: DataSet) -> nn.Module:
         return models.projected(recipe.model.name, shape, data.classes, components)
     if recipe.model.backbone:
         backbone, mirrored = recipe.model.backbone, recipe.model.mirrored
-        if mirrored and len(shape) != 3:
-            raise ValueError(f"mirrored is for images of three axes, not examples of shape {shape}; leave it out")
         features = factory.fixed_features(backbone, shape, words=bool(data.words), mirrored=mirrored)
         size, name = output_shape(features, shape), recipe.model.name  # one layer, so that features can be whitened
         head = nn.Linear(size[0], data.classes) if name == "linear" else models.build(name, size, data.classes)

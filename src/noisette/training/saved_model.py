@@ -49,8 +49,7 @@ class SavedModel:
         shape, declared = run.input_shape, declaration_of(recipe)
         inputs = np.zeros((2, *shape), np.int64 if run.words else np.float32)
         records = Split(inputs, np.zeros(2, np.float32 if declared.target else np.int64))
-        of_run = {"words": run.words, "target": declared.target}
-        data = DataSet(run.data, records, None, run.classes, run.declared_size, **of_run)
+        data = DataSet(run.data, records, None, run.classes, run.declared_size, "", run.words, declared.target)
         try:
             built = _built(recipe, data, load((folder / WEIGHTS_FILE).read_bytes()))
         except (ArithmeticError, LookupError, MemoryError, OSError, RuntimeError, SafetensorError) as error:

@@ -213,9 +213,8 @@ def _imported(name: str) -> Any:
 def fixed_features(backbone: str, shape: Shape, *, words: bool, mirrored: bool = False) -> nn.Module:
     """The backbone as a fixed part of a model: it maps examples (b, *shape) to features (b, n).
 
-    No code of a folder is run, and nothing is downloaded. Texts are numbered by the tokenizer of the folder;
-    ``mirrored`` is for images. A ``ValueError`` says that the backbone is absent, cannot be loaded, or takes other
-    examples.
+    No code of a folder is run, and nothing is downloaded. Texts are numbered by the tokenizer of the folder. A
+    ``ValueError`` says that the backbone is absent, cannot be loaded, or takes other examples.
     """
     folder = folder_of(backbone)
     if backbone == "efficientnet-lite0":
@@ -232,7 +231,8 @@ def fixed_features(backbone: str, shape: Shape, *, words: bool, mirrored: bool =
         need_images(str(folder), shape)
         features = _image_features(folder)
     if mirrored:
-        assert isinstance(features, ImageFeatures), "mirrored texts"
+        if not isinstance(features, ImageFeatures):
+            raise ValueError("mirrored is for images, and these are texts; leave it out")
         features.network = MirrorAverage(features.network)
     return features.requires_grad_(False).eval()
 

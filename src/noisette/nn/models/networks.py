@@ -22,7 +22,7 @@ from noisette.nn.features import MirrorAverage, Scattering2d, WordCounts
 __all__ = ["Centred", "FixedFeatures", "Norm", "PatchScale", "Shape", "batch_norm", "cnn", "layer_norm"]
 __all__ += ["linear", "lipschitz_dense", "lipschitz_linear", "mlp", "patches_and_scattering"]
 __all__ += ["ranked_word_counts", "resnet", "scattering", "scattering_lipschitz_linear", "standardised", "table"]
-__all__ += ["transformer", "whitened", "word_counts"]
+__all__ += ["WordTransformer", "whitened", "word_counts"]
 
 _LEAST_NORM = 1e-6
 Shape = Sequence[int]  # of one example: (features,) or (channels, height, width)
@@ -284,9 +284,6 @@ def mean_of_used(x: Tensor, used: Tensor) -> Tensor:
     """The mean over the used places, (b, width); zero where there is none."""
     weights = used.unsqueeze(-1).to(x.dtype)
     return (x * weights).sum(1) / weights.sum(1).clamp(min=1)
-
-
-transformer = WordTransformer  # as a factory
 
 
 _POWER = 0.3  # of the rank; by it the weight of a word grows from 1 for the most frequent one to 8 for an unlisted one
