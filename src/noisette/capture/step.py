@@ -166,11 +166,18 @@ def padded_size(count: int) -> int:
 
 
 def padded(tensors: Sequence[Tensor], size: int) -> list[Tensor]:
-    """Tensors (b, ...) with their first row repeated at the end, (size, ...)."""
-    missing = size - len(tensors[0])
-    if not missing:
-        return list(tensors)
-    return [torch.cat([tensor, tensor[:1].expand(missing, *tensor.shape[1:])]) for tensor in tensors]
+    """Tensors (b, ...) with their first row repeated at the end, (size, ...), laid out alike in every call."""
+    if missing := size - len(tensors[0]):
+        tensors = [torch.cat([tensor, tensor[:1].expand(missing, *tensor.shape[1:])]) for tensor in tensors]
+    return [_laid_out(tensor) for tensor in tensors]
+
+
+def _laid_out(rows: Tensor) -> Tensor:
+    """Rows without gaps from the start of their memory: a graph reads inputs by the strides and offset of its trace."""
+    is_dense = rows.is_contiguous() or (rows.dim() == 4 and rows.is_contiguous(memory_format=torch.channels_last))
+    if is_dense and not rows.storage_offset():
+        return rows
+    return rows.clone(memory_format=torch.preserve_format if is_dense else torch.contiguous_format)
 
 
 def is_real(count: int, size: int, device: torch.device) -> Tensor:
