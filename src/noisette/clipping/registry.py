@@ -57,7 +57,9 @@ CLIPPING_RULES: Mapping[str, RuleEntry] = {
 
 ENGINES: Mapping[str, Entry] = {
     "book-keeping": Entry(partial(resolve_name, "noisette:engines.BookKeeping"), "one backward pass"),
-    "reweight-gp": Entry(partial(resolve_name, "noisette:engines.ReweightGP"), "two passes, in the memory of one"),
-    "per-example-loop": Entry(partial(resolve_name, "noisette:engines.PerExampleLoop"), "one by one (slow)"),
+    "reweight-gp": Entry(
+        partial(resolve_name, "noisette:engines.ReweightGP"), "two passes, in the memory of plain training"
+    ),
+    "per-example-loop": Entry(partial(resolve_name, "noisette:engines.PerExampleLoop"), "one after the other (slow)"),
     "vmap": Entry(partial(resolve_name, "noisette:engines.Vmap"), "gradients of single examples by torch.func"),
 }

@@ -35,11 +35,11 @@ REGISTRY: dict[str, BuiltIn] = {
     "table": BuiltIn("networks:table", "hidden layer of 64 tanh units of norm one, for tables"),
     "cnn": BuiltIn("networks:cnn", "two convolutions and two linear layers, with tanh"),
     "scattering": BuiltIn("networks:scattering", "linear layer on fixed wavelet features"),
-    "patches-and-scattering": BuiltIn("networks:patches_and_scattering", "the same beside likeness to public patches"),
+    "patches-and-scattering": BuiltIn("networks:patches_and_scattering", "the same, beside fixed patches"),
     "resnet-18": BuiltIn("networks:resnet", "ResNet-18 for 32 x 32 pixels, with batch norm"),
     "transformer": BuiltIn("networks:WordTransformer", "small Transformer for texts", of_words=True),
     "word-counts": BuiltIn("networks:word_counts", "linear layer on counts of a text's words", of_words=True),
-    "ranked-word-counts": BuiltIn("networks:ranked_word_counts", "the same, common words count less", of_words=True),
+    "ranked-word-counts": BuiltIn("networks:ranked_word_counts", "the same, common words weigh less", of_words=True),
     "lipschitz-linear": BuiltIn("networks:lipschitz_linear", "1-Lipschitz linear layer"),
     "lipschitz-dense": BuiltIn("networks:lipschitz_dense", "1-Lipschitz network with a hidden layer of 128 units"),
     "scattering-lipschitz-linear": BuiltIn(
