@@ -211,13 +211,14 @@ def test_what_is_asked_for_is_done_at_once_and_otherwise_in_long_runs_alone() ->
     assert schedule_of("eager") is None
     for compiles in (False, True):
         schedule = Schedule(at_once=True, compiles=compiles)
-        assert schedule.traces(0.0, 0.0)
+        assert schedule.traces(1000, 0.0, 0.0)
         assert schedule.compiles_graph(1000, 0.0, 0.0) == compiles
     with pytest.raises(ValueError, match="choose one of 'auto', 'eager', 'graph', 'compiled'"):
         schedule_of("fast")
     schedule = Schedule(at_once=False, compiles=True)
-    for seconds, left, is_due in ((1.9, 1000, False), (2.1, 1000, True), (2.1, 4, False), (10, 0.5, False)):
-        assert schedule.traces(seconds, left) == is_due
+    for seconds, left, is_due in ((1.9, 1000, False), (2.1, 1000, True), (2.1, 3, False), (10, 0.5, False)):
+        assert schedule.traces(4, seconds, left) == is_due
+    assert not schedule.traces(2000, 2.1, 100)  # a trace of two thousand weights takes half a minute
     for operations, left, is_due in ((150, 4.0, False), (150, 6.0, True), (2000, 6.0, False), (2000, 50.0, True)):
         assert schedule.compiles_graph(operations, 10.0, left) == is_due
     assert not AUTO.compiles_graph(1, 1e9, 1.0)

@@ -72,6 +72,39 @@ def test_no_input_of_the_trace_is_held() -> None:
     assert graph.operations == 5
 
 
+def test_views_of_one_tensor_with_one_shape_are_one_operation() -> None:
+    x = torch.randn(4, 3)
+    assert trace(lambda x: [x.unsqueeze(1).squeeze(1).t().t().detach().view(4, 3).exp()], [x]).operations == 1
+    assert trace(lambda x: [x.view(2, 6).exp() + x.unsqueeze(0).view(2, 6)], [x]).operations == 3
+
+
+def _written_through_a_view(x: Tensor) -> list[Tensor]:
+    y = x.clone()
+    before = y.view(-1) * 1
+    y.t()[0].add_(1)
+    return [before, y.view(-1), y.t() + y.view(4, 3).t()]
+
+
+def _reshaped_in_place(x: Tensor) -> list[Tensor]:
+    y = x.clone()
+    first = y.view(4, 1, 3)
+    first.squeeze_(1)
+    return [first * 2, y.view(4, 1, 3).transpose(0, 1) + 1]
+
+
+def _read_with_other_strides(x: Tensor) -> list[Tensor]:
+    square = x[:, :3].clone()[:3]
+    return [square.t() @ square, square.t().t(), square.expand(2, 3, 3).sum(0), square.t().contiguous().view(-1)]
+
+
+@pytest.mark.parametrize("function", [_written_through_a_view, _reshaped_in_place, _read_with_other_strides])
+def test_views_are_read_as_in_the_function(function: Callable[[Tensor], list[Tensor]]) -> None:
+    graph = trace(function, [torch.randn(4, 3)])
+    x = torch.randn(4, 3)
+    for found, expected in zip(graph([x]), function(x), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
 def test_random_numbers_are_drawn_anew() -> None:
     graph = trace(lambda x: [x + torch.rand(4)], [torch.zeros(4)])
     x = torch.zeros(4)

@@ -7,7 +7,7 @@ import statistics
 import time
 import types
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
@@ -32,8 +32,8 @@ def wait_for(device: torch.device) -> None:
 
 Capture = Literal["auto", "eager", "graph", "compiled"]
 
-# Tracing takes 1 to 4 seconds, and saves a tenth to a half of the time of what follows.
-_BEFORE_TRACE, _REPAYS_TRACE = 2.0, 10.0
+# Tracing takes about 1 second, and 15 milliseconds for each weight; it saves a tenth to a half of what follows.
+_BEFORE_TRACE, _REPAYS_TRACE, _TO_TRACE_WEIGHT = 2.0, 8.0, 0.015
 # Training waits for the compiler, on two cores 10 seconds for 150 operations, and compiling saves another tenth to a
 # half: it repays itself where at least so many times what it takes is still to come.
 _REPAYS_COMPILING, _TO_COMPILE, _TO_COMPILE_OPERATION = 4.0, 5.0, 0.05
@@ -49,9 +49,10 @@ class Schedule:
     at_once: bool
     compiles: bool
 
-    def traces(self, seconds: float, left: float) -> bool:
+    def traces(self, weights: int, seconds: float, left: float) -> bool:
         """Whether to trace, after calls of so many seconds in all that will come ``left`` times again."""
-        return self.at_once or (seconds >= _BEFORE_TRACE and seconds * left >= _REPAYS_TRACE)
+        takes = 1 + _TO_TRACE_WEIGHT * weights
+        return self.at_once or (seconds >= _BEFORE_TRACE and seconds * left >= _REPAYS_TRACE * takes)
 
     def compiles_graph(self, operations: int, seconds: float, left: float) -> bool:
         takes = _TO_COMPILE + _TO_COMPILE_OPERATION * operations
@@ -263,8 +264,9 @@ class Captured:
     each call goes to the quickest for its size. Once a graph has given other results, none is used: ``problem`` is why.
     """
 
-    def __init__(self, schedule: Schedule, dtypes: Iterable[torch.dtype]) -> None:
+    def __init__(self, schedule: Schedule, dtypes: Collection[torch.dtype]) -> None:
         self._schedule = schedule
+        self._weights = len(dtypes)
         found = [_TOLERANCE.get(dtype, _TOLERANCE_LOW_PRECISION) for dtype in dtypes if dtype.is_floating_point]
         self._tolerance = max(found, default=0.0)
         self._sizes: dict[int, _Size] = {}
@@ -286,7 +288,7 @@ class Captured:
         if self._schedule.at_once:
             return min(able, default=rows)
         spent = own.spent if able else sum(size.spent for size in self._sizes.values())
-        if not own.graphs and self._schedule.traces(spent, left):
+        if not own.graphs and self._schedule.traces(self._weights, spent, left):
             return rows
         n = min(able, key=lambda n: able[n].quickest.median, default=None)
         return n if n is not None and able[n].quickest.median < statistics.median(own.eager) else None

@@ -23,7 +23,11 @@ from torch.overrides import TorchFunctionMode
 Function = Callable[..., Sequence[Tensor]]
 
 _LOG = logging.getLogger("noisette.capture")
-_DETACHED = {torch.ops.aten.detach.default, torch.ops.aten.alias.default}
+_ATEN = torch.ops.aten
+_RESHAPES = {
+    *(_ATEN.detach.default, _ATEN.alias.default, _ATEN.view.default, _ATEN.unsqueeze.default, _ATEN.squeeze.dim),
+    *(_ATEN.squeeze.dims, _ATEN.t.default, _ATEN.transpose.int, _ATEN.permute.default, _ATEN.expand.default),
+}  # views of all of a tensor
 _LONGEST = 200  # characters of a reason
 # Random numbers are drawn by the same generator, in the same order, as without compiling. Inductor's choice of layouts
 # would copy every factor of a convolution to channels-last and back.
@@ -98,10 +102,7 @@ def trace(function: Function, inputs: Sequence[Tensor], buffers: Mapping[str, Te
         raise CaptureError(reason_of(error)) from error
     _check_shapes(module)
     constants = _lift_constants(module)
-    # Views that only leave autograd are a tenth to a quarter of all operations, and a graph runs without it.
-    for node in [node for node in module.graph.nodes if node.target in _DETACHED]:
-        node.replace_all_uses_with(node.args[0])
-        module.graph.erase_node(node)
+    _merge_views(module.graph)
     module.graph.eliminate_dead_code()
     module.recompile()
     operations = sum(node.op == "call_function" for node in module.graph.nodes)
@@ -166,8 +167,27 @@ def _lift_constants(module: GraphModule) -> tuple[Tensor, ...]:
         if tensor not in lifted:
             with graph.inserting_before(first):
                 lifted[tensor] = graph.placeholder(f"constant_{len(lifted)}")
+                lifted[tensor].meta["val"] = tensor
         node.replace_all_uses_with(lifted[tensor])
         graph.erase_node(node)
     for name in {*module._parameters, *module._buffers}:
         delattr(module, name)
     return tuple(lifted)
+
+
+def _merge_views(graph: torch.fx.Graph) -> None:
+    """Take one node for all views of a tensor with the same shape and strides: half of all operations are such views.
+
+    Many only leave autograd or ``vmap``: of ``y = x.unsqueeze(1)`` and ``z = y.squeeze(1)``, z is x.
+    """
+    viewed: dict[Node, Node] = {}  # the tensor that a node is a view of, or the node itself
+    first: dict[tuple[Node, torch.Size, tuple[int, ...]], Node] = {}
+    for node in graph.nodes:
+        viewed[node] = viewed[node.args[0]] if node.target in _RESHAPES else node
+        tensor = node.meta.get("val")
+        is_reshaped = any(torch.Tag.inplace_view in getattr(user.target, "tags", ()) for user in node.users)
+        if isinstance(tensor, Tensor) and not is_reshaped:
+            other = first.setdefault((viewed[node], tensor.shape, tensor.stride()), node)
+            if other is not node:
+                node.replace_all_uses_with(other)
+                graph.erase_node(node)
