@@ -233,9 +233,11 @@ def test_two_fingerprints_of_the_same_records_have_nothing_in_common():
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{}", b"[1]", b'{"key": "00", "digest": "00"}', json.dumps({"key": 1, "digest": 2}).encode()]
+    "content",
+    [b"", b"{}", b"[1]", b'{"key": "00", "digest": "00"}', json.dumps({"key": 1, "digest": 2}).encode(), "a pipe"],
 )
 def test_a_file_that_was_altered_is_refused(content, tmp_path):
-    (tmp_path / "fingerprint.json").write_bytes(content)
+    path = tmp_path / "fingerprint.json"
+    os.mkfifo(path) if content == "a pipe" else path.write_bytes(content)
     with pytest.raises(ValueError, match=r"fingerprint\.json was cut or altered"):
         Fingerprint.read(tmp_path)

@@ -218,8 +218,10 @@ def test_other_runs_and_what_was_never_saved_are_not_picked_up(tmp_path):
 
 def test_settings_that_were_cut_are_refused(tmp_path):
     cut_short(tmp_path)
-    for content in (b"", b'{"recipe"', b"3"):
-        (tmp_path / "run.unfinished-1" / "checkpoint" / "settings.json").write_bytes(content)
+    path = tmp_path / "run.unfinished-1" / "checkpoint" / "settings.json"
+    for content in (b"", b'{"recipe"', b"3", "a pipe"):
+        path.unlink()
+        os.mkfifo(path) if content == "a pipe" else path.write_bytes(content)
         with pytest.raises(ValueError, match=r"settings\.json was cut or altered"):
             _ = RunFolder.unfinished(tmp_path / "run").settings
 

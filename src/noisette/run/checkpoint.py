@@ -401,6 +401,8 @@ class Fingerprint:
         """The fingerprint in a folder; a ValueError if it was truncated or altered."""
         path = folder / FINGERPRINT
         try:
+            if path.exists() and not path.is_file():
+                raise ValueError("a pipe would be waited for")
             found = cls(**json.loads(path.read_bytes()))
             if len(bytes.fromhex(found.key)) != _KEY_BYTES:
                 raise ValueError("another key")

@@ -130,6 +130,8 @@ class RunFolder:
         """The settings that :meth:`keep_settings` wrote; a ``ValueError`` if the file was truncated or altered."""
         path = self.checkpoint / _SETTINGS
         try:
+            if path.exists() and not path.is_file():
+                raise ValueError("it is a pipe or a device")
             return dict(json.loads(path.read_bytes()))
         except (ValueError, TypeError) as error:
             raise ValueError(f"{path} was cut or altered: {error}") from error
