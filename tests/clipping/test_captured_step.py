@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from captured_check import graphs_of
+from model_cases import Forward
 from noisette import AdaptiveClip, AutomaticClipping, FlatClipping, PerExampleClip, PerLayerClipping, PrivacyError
 from noisette.capture.captured import CaptureWarning
 from noisette.clipping.engines import BookKeeping, ReweightGP
@@ -189,17 +190,6 @@ def test_a_graph_that_differs_is_not_used(monkeypatch: pytest.MonkeyPatch) -> No
     assert clip.captured_operations == 0  # the graph is not kept
 
 
-class Twice(nn.Module):
-    """Two parameters with equal gradients: one tensor for both would take the noise of both."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.other = nn.Parameter(torch.zeros(5).double()), nn.Parameter(torch.zeros(5).double())
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x @ (self.one + self.other).unsqueeze(1)
-
-
 def test_one_tensor_that_a_compiler_gives_for_two_sums_is_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     from noisette.capture.graph import Graph
 
@@ -210,7 +200,9 @@ def test_one_tensor_that_a_compiler_gives_for_two_sums_is_taken_apart(monkeypatc
         return [one, one, *others]
 
     monkeypatch.setattr(Graph, "__call__", shared)
-    clip = PerExampleClip(Twice(), C, capture="graph")
+    one, other = (nn.Parameter(torch.zeros(5).double()) for _ in range(2))  # with equal gradients
+    model = Forward(lambda m, x: x @ (m.one + m.other).unsqueeze(1), one=one, other=other)
+    clip = PerExampleClip(model, C, capture="graph")
     for _ in range(5):  # the first two calls of a graph are compared, and give the sums of the step itself
         clip.accumulate(lambda model, x, y: model(x).sum(), *batch())
         [total] = clip.pop_sums()
