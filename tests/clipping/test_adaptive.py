@@ -6,13 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine_check import ENGINES
+from engine_check import every_engine
 from noisette import AdaptiveClip, FlatClipping, Ledger, PerExampleClip, RdpAccountant
 from noisette.core.noise import SecretKey
 from noisette.core.release import ROUNDING, GaussianRelease, shares_of
 from small_loop import start, take_steps
-
-every_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: type(e).__name__)
 
 
 def line() -> nn.Module:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from model_cases import Forward
 from noisette import PerExampleClip, PrivacyError, PrivateRun
 from noisette.core.loss import ModelBuffers
+from small_loop import square as squares
 from small_loop import start
 
 X = torch.randn(6, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -50,10 +51,6 @@ def written_by(write: Callable[[Any, Tensor], None]) -> Any:
     torch.manual_seed(0)
     buffers = {name: torch.ones(2, dtype=torch.float64) for name in ("seen", "scale")}
     return Forward(forward, layer=nn.Linear(3, 2).double(), **buffers, count=torch.zeros((), dtype=torch.long))
-
-
-def squares(model: nn.Module, x: Tensor) -> Tensor:
-    return model(x).square().sum()
 
 
 def by_fresh_models(write: Callable[[Any, Tensor], None]) -> Tensor:

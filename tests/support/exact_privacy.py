@@ -379,7 +379,7 @@ class Truth:
             return math.inf
         aim = (delta - self.certain) / (1 - self.certain)
         if self.discrete is not None or self.single:
-            return self._by_bisection(delta)
+            return self._by_root_search(delta)
         at, epsilon = self._saddle_for_delta(aim)
         if epsilon <= 0 and self.delta(0.0) <= delta:
             return 0.0
@@ -533,16 +533,13 @@ class Truth:
             log_p = np.add.outer(log_p, log_q + more).ravel()
         return values, log_p
 
-    def _by_bisection(self, delta: float) -> float:
+    def _by_root_search(self, delta: float) -> float:
         if self.delta(0.0) <= delta:
             return 0.0
         low, high = 0.0, 1.0
         while self.delta(high) > delta:
             low, high = high, 2 * high
-        for _ in range(100):
-            middle = (low + high) / 2
-            low, high = (middle, high) if self.delta(middle) > delta else (low, middle)
-        return high
+        return float(brentq(lambda epsilon: self.delta(epsilon) - delta, low, high, xtol=1e-300, rtol=1e-15))
 
 
 @dataclass(frozen=True)
