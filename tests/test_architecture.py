@@ -34,6 +34,7 @@ LATE = {Path("run/private.py"): {"training"}}
 MOST_ENTRIES, MOST_EDGES = 19, 70
 MOST_FILES, MOST_LINES, MOST_OTHER_LINES = 132, 32_000, 300  # installed; what is added is paid for
 MOST_LINES_OF_CORE, MOST_LINES_OF_A_FILE = 4_304, 693
+MOST_LINES_OF_TESTS, MOST_WORDS_OF_PAGES = 40_000, 25_000
 MOST_MODULES_OF_A_STEP, MOST_LINES_OF_A_STEP = 53, 14_950  # that are loaded for a private step
 # Folders of tests without counterpart in the package: helpers, planted faults, attacks, GPUs, pages, what is not
 # installed.
@@ -198,6 +199,12 @@ def test_the_package_stays_small():
     of_python = sum(count for path, count in lines.items() if path.suffix == ".py")
     assert of_python <= MOST_LINES
     assert sum(lines.values()) - of_python <= MOST_OTHER_LINES
+
+
+def test_tests_and_pages_stay_small():
+    assert sum(path.read_bytes().count(b"\n") for path in TESTS.rglob("*.py")) <= MOST_LINES_OF_TESTS
+    pages = (ROOT / "docs").rglob("*.md")
+    assert sum(len(page.read_text(encoding="utf-8").split()) for page in pages) <= MOST_WORDS_OF_PAGES
 
 
 def test_no_file_or_folder_has_a_catch_all_name():

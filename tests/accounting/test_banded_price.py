@@ -1,4 +1,15 @@
-"""What banded steps cost: rounds of Poisson batches by another library, whole rounds, and ledgers that add up."""
+"""What banded steps cost: rounds of Poisson batches by another library, whole rounds, and ledgers that add up.
+
+Proof that a round of b steps costs one Poisson batch of rate b q. C is lower triangular with b diagonals and first
+column c of norm at most 1. In units of the clipping norm, step t has the sum x_t, and all releases are C^-1 (C x + z
+xi), which is post-processing of the rows of C x + z xi. A record of group g with gradient v takes part in the steps g,
+g + b, ... alone. In such a step s it adds c_k v to row s + k for k < b; no other of its steps adds to these rows. Given
+all releases before s, they are what others add (a function of earlier releases and of others' draws) plus B (c_0 v,
+..., c_(b-1) v) + z xi, where B is 1 with probability b q, and 0 otherwise. So a round is one Poisson-subsampled
+Gaussian release of sensitivity 1, chosen adaptively, and n steps are at most ceil(n / b) of them. That holds for every
+g, hence for one drawn independently of the data (joint convexity), and for removal. A restart shortens columns. Several
+sums of a step have joint norm 1. Clipping norms may follow released values, since x is in their units.
+"""
 
 import json
 import math

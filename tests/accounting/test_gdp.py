@@ -4,6 +4,7 @@ import mpmath
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.exact_privacy import gaussian_delta
 
 from noisette.accounting import Gaussian, GdpAccountant, GroupPrivacy, PoissonGaussian
 from noisette.accounting.closed_forms import GdpCurve
@@ -13,29 +14,22 @@ def price(*releases, times=1):
     return GdpAccountant().compose(dict.fromkeys(releases, times))
 
 
-def exact_delta(mu, epsilon):
-    """Balle and Wang's formula, with far more digits than cancellation loses."""
-    with mpmath.workdps(60):
-        m, e = mpmath.mpf(mu), mpmath.mpf(epsilon)
-        return mpmath.ncdf(m / 2 - e / m) - mpmath.exp(e) * mpmath.ncdf(-m / 2 - e / m)
-
-
 def test_delta_of_thousands_of_curves():
     """From distances of a billionth to a thousand, thresholds from -6 to 37 standard deviations, and epsilon 0."""
     generator = random.Random(16)
     for number in range(3000):
         mu = 10 ** generator.uniform(-9, 3)
         epsilon = 0.0 if number % 20 == 0 else max(0.0, mu * (generator.uniform(-6, 37) + mu / 2))
-        truth, ours = exact_delta(mu, epsilon), GdpCurve(mu).delta(epsilon=epsilon)
+        truth, ours = gaussian_delta(mu, epsilon), GdpCurve(mu).delta(epsilon=epsilon)
         assert truth <= ours <= truth * (1 + mpmath.mpf(1e-9)), (mu, epsilon)
 
 
 def test_delta_where_the_two_terms_of_the_formula_nearly_cancel():
     mu = 0.003159697665406127
     epsilon = mu * (23.379349622943625 + mu / 2)
-    assert exact_delta(mu, epsilon) <= GdpCurve(mu).delta(epsilon=epsilon)
+    assert gaussian_delta(mu, epsilon) <= GdpCurve(mu).delta(epsilon=epsilon)
     for distance in (1e-300, 1e-12, 0.00999, 0.01001):  # the last two: on both sides of the change of formula
-        assert exact_delta(distance, 0) <= GdpCurve(distance).delta(epsilon=0.0)
+        assert gaussian_delta(distance, 0) <= GdpCurve(distance).delta(epsilon=0.0)
 
 
 @settings(max_examples=60, deadline=None)
@@ -43,10 +37,10 @@ def test_delta_where_the_two_terms_of_the_formula_nearly_cancel():
 def test_epsilon_is_exact_and_never_too_small(mu, delta):
     ours = price(Gaussian(1 / mu)).epsilon(delta=delta)
     if ours == 0:
-        assert exact_delta(mu, 0) <= delta
+        assert gaussian_delta(mu, 0) <= delta
     else:
-        assert exact_delta(mu, ours) <= delta
-        assert exact_delta(mu, ours * (1 - 1e-9)) > delta
+        assert gaussian_delta(mu, ours) <= delta
+        assert gaussian_delta(mu, ours * (1 - 1e-9)) > delta
 
 
 def test_releases_over_all_records_are_one_for_every_kind_of_event():

@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from noisette.accounting import Ledger, PoissonGaussian
+from noisette.accounting import Ledger
 from noisette.accounting import ledger_file as ledger_file
 from noisette.errors import PrivacyError
-
-EVENT = PoissonGaussian(0.01, 1.1)
+from small_ledger import EVENT, lines, steps
 
 
 @pytest.fixture(autouse=True)
@@ -21,17 +20,6 @@ def _short(monkeypatch):
 def real(tmp_path):
     (tmp_path / "data").mkdir()
     return tmp_path / "data" / "ledger.jsonl"
-
-
-def steps(ledger: Ledger, number: int) -> None:
-    for step in range(number):
-        if step % 4 == 0:
-            ledger.reserve(EVENT, 4)
-        ledger.commit()
-
-
-def lines(path: Path) -> int:
-    return path.read_bytes().count(b"\n")
 
 
 def link_to(real: Path, kind: str) -> Path:

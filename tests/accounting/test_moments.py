@@ -3,6 +3,7 @@ import math
 import mpmath
 import numpy as np
 import pytest
+from support.exact_privacy import loss_of
 
 from noisette.accounting import Gaussian, MomentsAccountant, PoissonGaussian
 from noisette.accounting.privacy_loss import Mixture
@@ -29,18 +30,6 @@ def binomial_sum(rate, noise, order):
         return float(mpmath.log(mpmath.fdot(chances, ratios)))
 
 
-def quadrature(rate, noise, power):
-    """ln of the mean of (mixture density / density)^power under the density without the example."""
-    with mpmath.workdps(30):
-        q, sigma = mpmath.mpf(rate), mpmath.mpf(noise)
-
-        def integrand(y):
-            ratio = 1 - q + q * mpmath.exp((2 * y - 1) / (2 * sigma**2))
-            return mpmath.npdf(y, 0, sigma) * ratio**power
-
-        return float(mpmath.log(mpmath.quad(integrand, [-40 * noise, -5 * noise, 0, 5 * noise, 40 * noise])))
-
-
 @pytest.mark.parametrize("order", [1, 2, 17, 63, 256, 1024])
 @pytest.mark.parametrize(
     ("rate", "noise"), [(0.01, 4.0), (0.5, 0.3), (1.0, 7.0), (1e-9, 1.0), (1e-6, 1000.0), (0.999, 2.0)]
@@ -55,10 +44,10 @@ def test_closed_form_against_the_printed_sum_at_80_digits(rate, noise, order):
     ("rate", "noise", "order"),
     [(0.01, 4.0, 8), (0.08, 6.0, 16), (0.2, 1.5, 3), (0.01, 4.0, 8.67), (0.5, 0.4, 0.3), (0.3, 50.0, 400.5)],
 )
-def test_both_moments_against_quadrature_at_30_digits(rate, noise, order):
+def test_both_moments_against_quadrature(rate, noise, order):
     event = PoissonGaussian(rate, noise)
-    assert log_moment(event, order) == pytest.approx(quadrature(rate, noise, order + 1), rel=1e-8)
-    assert log_e1(event, order) == pytest.approx(quadrature(rate, noise, -order), rel=1e-8)
+    for ours, power in ((log_moment, order + 1), (log_e1, -order)):
+        assert ours(event, order) == pytest.approx(loss_of(event).log_moment(np.array([power]))[0], rel=1e-8)
 
 
 def test_many_orders_at_once_have_the_moments_of_each_alone():

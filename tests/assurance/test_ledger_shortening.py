@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from noisette.accounting import Gaussian, Ledger, PoissonGaussian
+from noisette.accounting import Gaussian, Ledger
 from noisette.accounting.ledger_file import End, Entry, Kind, Series, Tail
 from noisette.errors import PrivacyError
+from small_ledger import EVENT, lines, steps
 
-EVENT, OTHER = PoissonGaussian(0.01, 1.1), Gaussian(7.0)
+OTHER = Gaussian(7.0)
 
 
 @pytest.fixture
@@ -24,17 +25,6 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("noisette.accounting.ledger_file.MOST_LINES", 8)
-
-
-def steps(ledger: Ledger, number: int, *, lease: int = 4) -> None:
-    for step in range(number):
-        if step % lease == 0:
-            ledger.reserve(EVENT, lease)
-        ledger.commit()
-
-
-def lines(path: Path) -> int:
-    return path.read_bytes().count(b"\n")
 
 
 @pytest.mark.usefixtures("_short")

@@ -6,9 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from noisette.cli.train import Watch
-from noisette.core.steps import DpSgd
-from noisette.training.report.facts import Point
+from command_line import after_step
 from replay import Course, course, moved
 
 RECORDS = 401
@@ -90,14 +88,7 @@ def test_a_record_that_is_no_good_changes_nothing_at_all(numbers: np.ndarray, tm
 
 
 def test_a_run_that_is_put_off_and_resumed_shows_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = Watch.on_step
-
-    def on_step(watch: Watch, run: DpSgd, point: Point) -> None:
-        shown(watch, run, point)
-        if point.step == 5:
-            signal.raise_signal(signal.SIGTERM)
-
-    monkeypatch.setattr(Watch, "on_step", on_step)
+    after_step(5, lambda: signal.raise_signal(signal.SIGTERM), monkeypatch)
     whole, less = with_and_without(tmp_path, RECIPES["plain"], NUMBERS, ["train", "--resume", "run"])
     assert whole.exit_codes[0] == 143
     assert any("checkpoint.safetensors" in name for name in whole.files)

@@ -15,6 +15,7 @@ import pytest
 from failing_calls import FailingCall
 from noisette import Ledger, PrivacyError, PrivateRun, privatize
 from noisette.core.release import GaussianRelease
+from small_loop import paid
 from small_run import NUMBERS, STEPS, begin, go_on, parts, take_steps
 
 
@@ -29,10 +30,6 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(GaussianRelease, "__call__", call)
     return steps
-
-
-def paid(folder: Path) -> int:
-    return sum(Ledger.read(folder / "ledger.jsonl").events.values())
 
 
 def abandon(run: PrivateRun) -> None:

@@ -2,35 +2,27 @@
 
 import re
 import warnings
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from noisette.audit import StepAudit, Verdict, audit_step
-from noisette.core.noise import GaussianNoise
+from page_code import blocks, names_of, text_of
+from small_loop import scale_noise
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "audit-your-own-training.md"
-BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+PAGE = "docs/how-to/audit-your-own-training.md"
+BLOCKS = blocks(PAGE)
 BOUND, STEP, OPACUS, NEIGHBOURS, COST = range(5)
 
 
-def ran(*blocks: int) -> dict[str, Any]:
-    names: dict[str, Any] = {"__name__": "a_users_tests"}
-    for block in blocks:
-        exec(BLOCKS[block], names)
-    return names
+def ran(*numbers: int) -> dict[str, Any]:
+    return names_of(*(BLOCKS[number] for number in numbers))
 
 
 def test_the_test_of_a_bound_passes_and_fails_where_noise_is_missing(monkeypatch):
     test = ran(BOUND)["test_my_clipping_keeps_its_guarantee"]
     test()
-    real = GaussianNoise.add_
-
-    def half(self, tensors, *, step, std, divisor):
-        real(self, tensors, step=step, std=std / 2, divisor=divisor)
-
-    monkeypatch.setattr(GaussianNoise, "add_", half)
+    scale_noise(monkeypatch, 0.5)
     with pytest.raises(AssertionError, match="violation: one record moves the release"):
         test()
 
@@ -65,4 +57,4 @@ def test_options_on_the_page_exist():
     from noisette.cli import app
 
     known = {option for p in typer.main.get_command(app).commands["audit"].params for option in p.opts}
-    assert set(re.findall(r"--[a-z][a-z-]+", PAGE.read_text())) <= known
+    assert set(re.findall(r"--[a-z][a-z-]+", text_of(PAGE))) <= known

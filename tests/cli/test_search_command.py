@@ -25,18 +25,10 @@ from noisette.training.search_space import SearchSpace
 
 OVER = "lr=log(0.1,10) max_grad_norm=uniform(0.05,1)"
 RECIPE = """
-[data]
-name = "own.npz"
-classes = 3
-size = 400
-[model]
-name = "linear"
-[privacy]
-epsilon = 3.0
-delta = 1e-4
-[training]
-epochs = 1
-batch_size = 100
+data = {name = "own.npz", classes = 3, size = 400}
+model.name = "linear"
+privacy = {epsilon = 3.0, delta = 1e-4}
+training = {epochs = 1, batch_size = 100}
 """
 ON_PUBLIC, ON_HELD_OUT = ("--score-on", "public-set"), ("--score-on", "held-out", "--holdout", "0.25")
 

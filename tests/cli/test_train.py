@@ -98,14 +98,9 @@ def test_nothing_published_follows_the_number_of_records(tmp_path):
 
 
 RECIPE = """
-[model]
-name = "trained_models:linear"
-[privacy]
-epsilon = 0.7
-delta = 1e-4
-[training]
-epochs = 1
-lr = 0.5
+model.name = "trained_models:linear"
+privacy = {epsilon = 0.7, delta = 1e-4}
+training = {epochs = 1, lr = 0.5}
 """
 
 

@@ -14,36 +14,27 @@ from noisette.training.saved_model import SavedModel
 
 MODEL = "papers.davody_2020.networks:bn_300_100"
 RECIPE = f"""
-[data]
-name = "mine.npz"
-classes = 2
-size = 200
-[model]
-name = "{MODEL}"
-batch_norm = "public"
-[public]
-data = "others.npz"
-examples = 16
-classes = 2
-[privacy]
-epsilon = 2.5
-delta = 1e-3
-[training]
-epochs = 1
-batch_size = 50
+data = {{name = "mine.npz", classes = 2, size = 200}}
+model = {{name = "{MODEL}", batch_norm = "public"}}
+public = {{data = "others.npz", classes = 2, examples = 16}}
+privacy = {{epsilon = 2.5, delta = 1e-3}}
+training = {{epochs = 1, batch_size = 50}}
 """
 
 
-@pytest.fixture(autouse=True)
-def _images(_here):
-    for name, seed, shape in (("mine", 1, (200, 1, 6, 6)), ("others", 2, (40, 1, 6, 6))):
-        random = np.random.default_rng(seed)
-        x, y = random.normal(size=shape).astype(np.float32), random.integers(0, 2, shape[0])
-        np.savez(f"{name}.npz", x_train=x, y_train=y, x_test=x[:20], y_test=y[:20])
-    Path("recipe.toml").write_text(RECIPE)
+def write_images(name: str, seed: int, examples: int, side: int) -> None:
+    """Two kinds of images that differ in the brightness of one half."""
+    random = np.random.default_rng(seed)
+    targets = random.integers(0, 2, examples)
+    inputs = random.random((examples, 1, side, side)).astype(np.float32)
+    inputs[:, :, : side // 2] += targets[:, None, None, None]
+    np.savez(f"{name}.npz", x_train=inputs, y_train=targets, x_test=inputs, y_test=targets)
 
 
 def test_the_code_of_the_report_loads_a_model_with_its_norms(monkeypatch):
+    write_images("mine", 1, 200, 6)
+    write_images("others", 2, 40, 6)
+    Path("recipe.toml").write_text(RECIPE)
     succeeded(train("recipe.toml", "--batch-norm", "public", "--public-examples", 12, "--out", "run"))
     run, report = facts("run"), Path("run/report.html").read_text()
     assert run["recipe"]["model"]["batch_norm"] == "public"
@@ -59,40 +50,18 @@ def test_the_code_of_the_report_loads_a_model_with_its_norms(monkeypatch):
 
 
 LIPSCHITZ = """
-[data]
-name = "own.npz"
-classes = 2
-size = 300
-[model]
-name = "scattering-lipschitz-linear"
-standardised = true
-[public]
-data = "public.npz"
-classes = 2
-examples = 40
-[privacy]
-epsilon = 8.0
-delta = 1e-3
-accountant = "rdp"
-[lipschitz]
-tau = 300.0
-logit_clip = 0.1
-[training]
-epochs = 2
-batch_size = 60
-lr = 1.0
-momentum = 0.9
-averaging = 0.9
+data = {name = "own.npz", classes = 2, size = 300}
+model = {name = "scattering-lipschitz-linear", standardised = true}
+public = {data = "public.npz", classes = 2, examples = 40}
+privacy = {epsilon = 8.0, delta = 1e-3, accountant = "rdp"}
+lipschitz = {tau = 300.0, logit_clip = 0.1}
+training = {epochs = 2, batch_size = 60, lr = 1.0, momentum = 0.9, averaging = 0.9}
 """
 
 
 def test_a_run_is_published_with_the_bounds_of_its_layers_and_is_loaded_again():
-    for name, seed, examples in (("own", 0, 300), ("public", 1, 60)):
-        random = np.random.default_rng(seed)
-        targets = random.integers(0, 2, examples)
-        inputs = random.random((examples, 1, 12, 12)).astype(np.float32)
-        inputs[:, :, :6] += targets[:, None, None, None]
-        np.savez(f"{name}.npz", x_train=inputs, y_train=targets, x_test=inputs, y_test=targets)
+    write_images("own", 0, 300, 12)
+    write_images("public", 1, 60, 12)
     Path("recipe.toml").write_text(LIPSCHITZ)
     succeeded(train("recipe.toml", "--out", "run"))
     run = facts("run")

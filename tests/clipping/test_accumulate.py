@@ -12,6 +12,7 @@ import torch.nn.functional as F
 import torch.utils.checkpoint as checkpointing
 from torch import Tensor, nn
 
+from captured_models import entropy
 from engine_check import Watched, check
 from model_cases import Case, Forward, floats
 from noisette import PerExampleClip, PrivacyError
@@ -33,10 +34,6 @@ def accumulated(model, loss, *batch, bound=1.0, engine=None, **keywords) -> tupl
 
 def net() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
-
-
-def entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(model(x), y)
 
 
 def rows(b: int = 5) -> tuple[Tensor, Tensor]:
@@ -79,29 +76,21 @@ def test_nested_batches(name: str, engine: Engine) -> None:
         torch.testing.assert_close(value, truth.sums[key])
 
 
-class Part(nn.Module):
-    def __init__(self, forward: Callable[..., Any], **buffers: Tensor) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 2).double()
-        self._forward = forward
-        for name, value in buffers.items():
-            self.register_buffer(name, value)
-
-    def forward(self, *inputs: Tensor) -> Any:
-        return self._forward(self, *inputs)
+def part(forward: Callable[..., Any], **others: Any) -> nn.Module:
+    return Forward(forward, layer=nn.Linear(3, 2).double(), **others)
 
 
 def of_model(model: nn.Module, *inputs: Tensor) -> Tensor:
     return model(*inputs).square().sum()
 
 
-def writes_into_parameter(m: Part, x: Tensor) -> Tensor:
+def writes_into_parameter(m: Any, x: Tensor) -> Tensor:
     with torch.no_grad():
         m.layer.weight.mul_(x.mean())
     return m.layer(x)
 
 
-def writes_into_view_of_parameter(m: Part, x: Tensor) -> Tensor:
+def writes_into_view_of_parameter(m: Any, x: Tensor) -> Tensor:
     row = m.layer.weight[0]
     with torch.no_grad():
         row.add_(x.mean())
@@ -113,8 +102,8 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
         lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).double(),
         r"1 \(BatchNorm1d\).*convert_batch_norm",
     ),
-    "parameter": (lambda: Part(writes_into_parameter), "into a parameter"),
-    "view of a parameter": (lambda: Part(writes_into_view_of_parameter), "into a parameter"),
+    "parameter": (lambda: part(writes_into_parameter), "into a parameter"),
+    "view of a parameter": (lambda: part(writes_into_view_of_parameter), "into a parameter"),
 }
 
 
@@ -136,20 +125,14 @@ def test_a_loss_is_one_value(loss: Callable[..., Any]) -> None:
         accumulated(net(), loss, rows()[0])
 
 
-class Remembers(nn.Module):
-    def __init__(self, kept: list[Tensor]) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 2).double()
-        self.kept = kept
-
-    def forward(self, x: Tensor) -> Tensor:
-        before = self.kept[-1] if self.kept else torch.zeros(3, dtype=torch.float64)
-        self.kept.append((2 * x).detach())
-        return self.layer(x + before)
+def remembers(m: Any, x: Tensor) -> Tensor:
+    before = m.kept[-1] if m.kept else torch.zeros(3, dtype=torch.float64)
+    m.kept.append((2 * x).detach())
+    return m.layer(x + before)
 
 
 def test_values_of_the_examples_of_an_earlier_call_are_refused() -> None:
-    clip = PerExampleClip(Remembers([]), 1.0)
+    clip = PerExampleClip(part(remembers, kept=[]), 1.0)
     clip.accumulate(of_model, rows()[0])
     for _ in range(2):
         with pytest.raises(PrivacyError, match="an earlier call has computed from other examples"):
@@ -234,7 +217,7 @@ class Double(torch.autograd.Function):
         return dy[0] * 4 * ctx.saved_tensors[0]
 
 
-def filled_table(m: Part, x: Tensor) -> Tensor:
+def filled_table(m: Any, x: Tensor) -> Tensor:
     out = torch.zeros(x.shape[0], 4, dtype=x.dtype)
     out[:, 0] = x[:, 0]
     out[:, 1:3] += m.layer(x)
@@ -243,7 +226,7 @@ def filled_table(m: Part, x: Tensor) -> Tensor:
     return out * 2 + other.sum()
 
 
-def marked(m: Part, x: Tensor) -> Tensor:
+def marked(m: Any, x: Tensor) -> Tensor:
     h = m.layer(x)
     h[h > 0] = 0.5
     y = m.layer(-x)
@@ -255,7 +238,7 @@ def marked(m: Part, x: Tensor) -> Tensor:
     return h * y + m.layer(x) * rows + filled
 
 
-def in_place(m: Part, x: Tensor) -> Tensor:
+def in_place(m: Any, x: Tensor) -> Tensor:
     h = F.relu_(m.layer(x)).clone()
     h.add_(x[:, :2]).mul_(2).clamp_(max=3)
     h.masked_fill_(x[:, :2] > 1, 0.1)
@@ -282,7 +265,7 @@ FEATURES: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def no_grad_first(m: Part, x: Tensor) -> Tensor:
+def no_grad_first(m: Any, x: Tensor) -> Tensor:
     with torch.no_grad():
         scale = torch.cdist(x, m.layer.weight).sum()
     return torch.cdist(x, m.layer.weight) * scale
@@ -291,7 +274,7 @@ def no_grad_first(m: Part, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("name", FEATURES)
 def test_what_models_do_is_exact(name: str) -> None:
     torch.manual_seed(0)
-    case = Case(name, lambda: Part(FEATURES[name]), floats(3), of_model)
+    case = Case(name, lambda: part(FEATURES[name]), floats(3), of_model)
     for b in (5, 1):
         check(case, BookKeeping(), b=b, dtype=torch.float64)
 
@@ -299,19 +282,19 @@ def test_what_models_do_is_exact(name: str) -> None:
 def test_what_is_told_to_code_is_taken_back_after_an_error() -> None:
     generator = checkpointing._checkpoint_without_reentrant_generator
     with pytest.raises(PrivacyError, match="writes values of an example into a parameter"):
-        accumulated(Part(writes_into_parameter), of_model, rows()[0])
+        accumulated(part(writes_into_parameter), of_model, rows()[0])
     assert checkpointing._checkpoint_without_reentrant_generator is generator
     assert not torch.compiler.is_compiling()
     assert torch._C._functorch.maybe_current_level() is None
 
 
-def behind_disabled_torch_functions(m: Part, x: Tensor) -> Tensor:
+def behind_disabled_torch_functions(m: Any, x: Tensor) -> Tensor:
     with torch._C.DisableTorchFunction():
         return m.layer(x)
 
 
 def test_uses_of_weights_that_are_not_recorded_take_one_example_after_the_other() -> None:
-    model, (x, *_) = Part(behind_disabled_torch_functions), rows(3)
+    model, (x, *_) = part(behind_disabled_torch_functions), rows(3)
     gradients = example_gradients(model, of_model, (x,))
     bound = sorted(gradients.norms)[1] + 1e-3
     with pytest.warns(OneByOneWarning, match="outside the recorded|TorchScript"):

@@ -6,24 +6,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine_check import ENGINES
+from engine_check import every_engine
 from noisette import AdaptiveClip, FlatClipping, Ledger, PerExampleClip, RdpAccountant
 from noisette.core.noise import SecretKey
 from noisette.core.release import ROUNDING, GaussianRelease, shares_of
 from small_loop import start, take_steps
 
-every_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: type(e).__name__)
 
-
-class Line(nn.Module):
+def line() -> nn.Module:
     """The gradient of an example's output is the example."""
-
-    def __init__(self, width: int = 3) -> None:
-        super().__init__()
-        self.layer = nn.Linear(width, 1, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x).squeeze(1)
+    return nn.Sequential(nn.Linear(3, 1, bias=False), nn.Flatten(0))
 
 
 def lengths(*norms: float) -> Tensor:
@@ -42,7 +34,7 @@ def released(clip: PerExampleClip, release: GaussianRelease, step: int = 0):
 @every_engine
 def test_bound_moves_as_computed_by_hand(engine) -> None:
     rule = AdaptiveClip(2.0, target_quantile=0.6, learning_rate=0.5, count_share=0.04)
-    model = Line()
+    model = line()
     clip = PerExampleClip(model, clipping=rule, engine=engine)
     clip.accumulate(lambda model, x: model(x), lengths(1.0, 1.9, 2.1, 50.0, 0.0))
     gradient, count = clip.pop_sums()
@@ -68,7 +60,7 @@ def test_bound_moves_as_computed_by_hand(engine) -> None:
 
 @every_engine
 def test_each_example_is_counted_once_in_any_pieces(engine) -> None:
-    norms, model = [0.1, 3.0, 1.0, 5.0, 1.0, 1.0, 2.5], Line()
+    norms, model = [0.1, 3.0, 1.0, 5.0, 1.0, 1.0, 2.5], line()
     for size in (1, 2, 7):
         clip = PerExampleClip(model, clipping=AdaptiveClip(2.0), engine=engine)
         for piece in lengths(*norms).split(size):
@@ -80,7 +72,7 @@ def test_each_example_is_counted_once_in_any_pieces(engine) -> None:
 
 def test_all_pieces_of_a_batch_have_one_bound() -> None:
     """Also when a release comes between them, as it may by hand."""
-    model, rule = Line(), AdaptiveClip(1.0, learning_rate=2.0)
+    model, rule = line(), AdaptiveClip(1.0, learning_rate=2.0)
     clip = PerExampleClip(model, clipping=rule)
     clip.accumulate(lambda model, x: model(x), lengths(50.0))
     first = clip.pop_sums()
@@ -100,7 +92,7 @@ def test_all_pieces_of_a_batch_have_one_bound() -> None:
 @pytest.mark.parametrize("norm", [0.0, 0.5, 1.0 - 1e-4, 7.0])
 def test_neighbours_differ_by_one_unit_of_noise_at_most(share: float, norm: float) -> None:
     """The same coins with one record and without: all that is released, in units of its noise, differs by <= 1 / z."""
-    z, key, model = 1.3, SecretKey(), Line()
+    z, key, model = 1.3, SecretKey(), line()
     seen = []
     for batch in (lengths(0.2, 3.0, norm), lengths(0.2, 3.0)):
         clip = PerExampleClip(model, clipping=AdaptiveClip(1.0, count_share=share))
@@ -122,7 +114,7 @@ def test_count_is_in_the_ledger_and_costs_nothing_more(tmp_path) -> None:
         ledger = Ledger(tmp_path / f"{type(clipping).__name__}.jsonl")
         declared = {"sampling_rate": 0.1, "expected_batch_size": 5, "steps": 4, "noise_multiplier": 2.0}
         declared |= {"accountant": RdpAccountant(), "ledger": ledger}
-        with start(Line(), torch.randn(50, 3), clip={"clipping": clipping}, **declared) as run:
+        with start(line(), torch.randn(50, 3), clip={"clipping": clipping}, **declared) as run:
             take_steps(run, lambda model, x: model(x))
             epsilons.append(run.epsilon(delta=1e-3))
     [(event, times)] = Ledger.read(tmp_path / "AdaptiveClip.jsonl").events.items()
@@ -132,7 +124,7 @@ def test_count_is_in_the_ledger_and_costs_nothing_more(tmp_path) -> None:
 
 def test_sums_popped_without_a_release_do_not_repeat_the_last_count() -> None:
     rule = AdaptiveClip(0.5)
-    clip = PerExampleClip(Line(), clipping=rule)
+    clip = PerExampleClip(line(), clipping=rule)
     *_, count = clip.pop_sums()
     count.params[0].grad = torch.tensor(0.3, dtype=torch.float64)
     clip.after_step()

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
+from model_cases import Forward
 from noisette import OneByOneWarning, PerExampleClip
 from noisette.clipping.engines import BookKeeping, PerExampleLoop, ReweightGP
 from noisette.core.clip import Engine
@@ -173,20 +174,15 @@ class Noisy(nn.Linear):
         return super().forward(input) * random.random()
 
 
-class WithLoss(nn.Module):
+def with_its_loss() -> Any:
     """It computes its loss itself, with numbers of Python in the part that is computed at once, and behind it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.part = detector()
-        self.part.mix = Noisy(8, 8).double()
-
-    def forward(self, *batch: Tensor) -> Tensor:
-        return matched(self.part, *batch) * random.random()
+    part = detector()
+    part.mix = Noisy(8, 8).double()
+    return Forward(lambda m, *batch: matched(m.part, *batch) * random.random(), part=part)
 
 
 def test_a_module_that_cannot_be_vectorised_is_opened() -> None:
-    model, loss, batch = WithLoss(), lambda m, *batch: m(*batch), data()
+    model, loss, batch = with_its_loss(), lambda m, *batch: m(*batch), data()
     truth = clipped_by(model, 0.5, loss, batch, engine=PerExampleLoop())
     model.part.calls = 0
     torch.testing.assert_close(clipped_by(model, 0.5, loss, batch, batch), 2 * truth, rtol=1e-9, atol=1e-12)

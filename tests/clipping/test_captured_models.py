@@ -11,7 +11,7 @@ from torch.nn.utils import parametrizations
 
 from bfloat16_lstm import skip_without_bfloat16_lstm
 from captured_check import assert_captured, cast, check_equal, check_exact, check_same_draws, error_of, sums_of
-from captured_models import MODELS, Encoder, Model, Reader, entropy, floats, labelled, padded_words, squares, words
+from captured_models import MODELS, Model, encoder, entropy, floats, labelled, padded_words, reader, squares, words
 from model_cases import Forward
 from noisette import PerExampleClip
 from noisette.capture.captured import CaptureWarning
@@ -89,8 +89,8 @@ def drops(m: nn.Module, x: Tensor) -> Tensor:
 RANDOM = {
     "functions": Model(lambda: Forward(drops, layer=nn.Linear(4, 4)), floats(4), squares),
     "BiLSTM": Model(lambda: networks.bilstm_dl((5, 4), 3), labelled(5, 4), entropy),
-    "LSTM": Model(lambda: Reader(nn.LSTM, dropout=0.3), words(4), entropy),
-    "Transformer encoder": Model(lambda: Encoder(dropout=0.2), padded_words, entropy),
+    "LSTM": Model(lambda: reader(nn.LSTM, dropout=0.3), words(4), entropy),
+    "Transformer encoder": Model(lambda: encoder(dropout=0.2), padded_words, entropy),
 }
 
 
@@ -99,20 +99,16 @@ def test_draws_are_those_of_the_step_itself(name: str) -> None:
     assert check_same_draws(RANDOM[name]) <= 1e-5
 
 
-class Counting(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 3)
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        return self.layer(x) * (1 + 0.1 * self.calls)
+def counting(m: Forward, x: Tensor) -> Tensor:
+    m.calls += 1
+    return m.layer(x) * (1 + 0.1 * m.calls)
 
 
 WRITING = {
     "spectral norm": Model(lambda: parametrizations.spectral_norm(nn.Linear(4, 3)), labelled(4), entropy),
-    "a count of calls": Model(Counting, labelled(4), entropy),
+    "a count of calls": Model(
+        lambda: Forward(counting, layer=nn.Linear(4, 3), calls=torch.zeros(())), labelled(4), entropy
+    ),
 }
 
 

@@ -11,11 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from captured_check import graphs_of
+from model_cases import Forward
 from noisette import AdaptiveClip, AutomaticClipping, FlatClipping, PerExampleClip, PerLayerClipping, PrivacyError
 from noisette.capture.captured import CaptureWarning
 from noisette.clipping.engines import BookKeeping, ReweightGP
 from noisette.core.clip import ClippingRule, Engine
 from oracle import clipped_sum
+from small_loop import loss as cross_entropy
 
 C = 0.5
 
@@ -24,16 +26,19 @@ def mlp() -> nn.Sequential:
     return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 4)).double()
 
 
-def cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(model(x), y)
-
-
 def batch(b: int = 9) -> tuple[Tensor, Tensor]:
     return torch.randn(b, 5, dtype=torch.float64), torch.randint(0, 4, (b,))
 
 
 def flat(clip: PerExampleClip) -> Tensor:
     return torch.cat([g.flatten() for total in clip.pop_sums() for g in total.grads])
+
+
+def check(clip: PerExampleClip, *given: Tensor, loss: Callable[..., Tensor] = cross_entropy, bound: float = C) -> None:
+    """A call gives the sum of single examples."""
+    clip.accumulate(loss, *given)
+    truth = clipped_sum(clip.model, loss, given, bound).vector
+    torch.testing.assert_close(flat(clip), truth, rtol=1e-9, atol=1e-13)
 
 
 def graph_calls(clip: PerExampleClip) -> int:
@@ -65,13 +70,9 @@ def test_a_record_that_is_no_good_is_as_in_the_loop(bad: float, place: int) -> N
 
 @pytest.mark.parametrize("b", [1, 7, 19, 33])
 def test_repeated_rows_count_for_nothing(b: int) -> None:
-    model = mlp()
-    clip = PerExampleClip(model, C, capture="graph")
+    clip = PerExampleClip(mlp(), C, capture="graph")
     for _ in range(3):
-        x, y = batch(b)
-        clip.accumulate(cross_entropy, x, y)
-        truth = clipped_sum(model, cross_entropy, (x, y), C).vector
-        torch.testing.assert_close(flat(clip), truth, rtol=1e-10, atol=1e-13)
+        check(clip, *batch(b))
     assert graph_calls(clip) == 2
 
 
@@ -102,29 +103,22 @@ def test_every_rule_is_captured_once_though_it_makes_groups_anew(rule: ClippingR
 
 
 def test_a_number_that_changes_in_every_step_makes_it_eager_without_a_warning() -> None:
-    model = mlp()
-    clip = PerExampleClip(model, C, capture="graph")
+    clip = PerExampleClip(mlp(), C, capture="graph")
     for k in range(40):
-        x, y = batch()
-        clip.accumulate(lambda model, x, y, k=k: (1 + k) * cross_entropy(model, x, y), x, y)
-        truth = clipped_sum(model, lambda model, x, y, k=k: (1 + k) * cross_entropy(model, x, y), (x, y), C).vector
-        torch.testing.assert_close(flat(clip), truth, rtol=1e-10, atol=1e-13)
+        check(clip, *batch(), loss=lambda model, x, y, k=k: (1 + k) * cross_entropy(model, x, y))
     assert graph_calls(clip) == 0
     assert len(clip._captured._kinds) <= 16
 
 
 def test_a_number_that_changes_now_and_then_has_few_graphs() -> None:
-    model = mlp()
-    clip = PerExampleClip(model, C, capture="graph")
+    clip = PerExampleClip(mlp(), C, capture="graph")
 
     def three_times(scale: float) -> None:
         def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
             return scale * cross_entropy(model, x, y)
 
         for _ in range(3):
-            x, y = batch()
-            clip.accumulate(loss, x, y)
-            torch.testing.assert_close(flat(clip), clipped_sum(model, loss, (x, y), C).vector, rtol=1e-10, atol=1e-13)
+            check(clip, *batch(), loss=loss)
 
     for k in range(17):
         three_times(1.0 + k)
@@ -174,30 +168,15 @@ def test_a_graph_that_differs_is_not_used(monkeypatch: pytest.MonkeyPatch) -> No
         first, *others = whole(self, *given)
         return [first * 1.001, *others]
 
-    model = mlp()
-    clip = PerExampleClip(model, 1e-4, capture="graph")  # sums are small beside the norms
-    clip.accumulate(cross_entropy, *batch())
-    flat(clip)
+    clip = PerExampleClip(mlp(), 1e-4, capture="graph")  # sums are small beside the norms
+    check(clip, *batch(), bound=1e-4)
     monkeypatch.setattr(Graph, "__call__", wrong)
     x, y = batch()
     with pytest.warns(CaptureWarning, match="differ by .* of their norm"):
-        clip.accumulate(cross_entropy, x, y)
-    torch.testing.assert_close(flat(clip), clipped_sum(model, cross_entropy, (x, y), 1e-4).vector, rtol=1e-9, atol=0)
-    clip.accumulate(cross_entropy, x, y)
-    torch.testing.assert_close(flat(clip), clipped_sum(model, cross_entropy, (x, y), 1e-4).vector, rtol=1e-9, atol=0)
+        check(clip, x, y, bound=1e-4)
+    check(clip, x, y, bound=1e-4)
     assert len(clip.capture_problems) == 1
     assert clip.captured_operations == 0  # the graph is not kept
-
-
-class Twice(nn.Module):
-    """Two parameters with equal gradients: one tensor for both would take the noise of both."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.other = nn.Parameter(torch.zeros(5).double()), nn.Parameter(torch.zeros(5).double())
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x @ (self.one + self.other).unsqueeze(1)
 
 
 def test_one_tensor_that_a_compiler_gives_for_two_sums_is_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +189,9 @@ def test_one_tensor_that_a_compiler_gives_for_two_sums_is_taken_apart(monkeypatc
         return [one, one, *others]
 
     monkeypatch.setattr(Graph, "__call__", shared)
-    clip = PerExampleClip(Twice(), C, capture="graph")
+    one, other = (nn.Parameter(torch.zeros(5).double()) for _ in range(2))  # with equal gradients
+    model = Forward(lambda m, x: x @ (m.one + m.other).unsqueeze(1), one=one, other=other)
+    clip = PerExampleClip(model, C, capture="graph")
     for _ in range(5):  # the first two calls of a graph are compared, and give the sums of the step itself
         clip.accumulate(lambda model, x, y: model(x).sum(), *batch())
         [total] = clip.pop_sums()
@@ -224,18 +205,12 @@ def failing_compiler(*_: object, **__: object) -> None:
 
 def test_what_cannot_be_compiled_runs_as_a_graph_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda *_, **__: failing_compiler)
-    model = mlp()
-    clip = PerExampleClip(model, C, capture="compiled")
-    clip.accumulate(cross_entropy, *batch())
-    flat(clip)
+    clip = PerExampleClip(mlp(), C, capture="compiled")
+    check(clip, *batch())
     with pytest.warns(CaptureWarning, match="the step runs uncompiled: "):
-        clip.accumulate(cross_entropy, *batch())
-    flat(clip)
+        check(clip, *batch())
     for _ in range(3):
-        x, y = batch()
-        clip.accumulate(cross_entropy, x, y)
-        truth = clipped_sum(model, cross_entropy, (x, y), C).vector
-        torch.testing.assert_close(flat(clip), truth, rtol=1e-10, atol=1e-13)
+        check(clip, *batch())
     assert graph_calls(clip) == 4
 
 
@@ -246,8 +221,5 @@ def test_slices_of_a_batch_are_read_where_they_begin(cut: Callable[[Tensor], Ten
     model = nn.Sequential(nn.Conv2d(images.shape[1], 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()).double()
     clip = PerExampleClip(model, C, capture="graph")
     for start, count in ((0, 16), (0, 16), (0, 15), (16, 16), (3, 15), (5, 16), (20, 15), (9, 16), (0, 15)):
-        part = images[start : start + count], y[start : start + count]
-        clip.accumulate(cross_entropy, *part)
-        truth = clipped_sum(model, cross_entropy, part, C).vector
-        torch.testing.assert_close(flat(clip), truth, rtol=1e-9, atol=1e-12)
+        check(clip, images[start : start + count], y[start : start + count])
     assert graph_calls(clip) >= 7

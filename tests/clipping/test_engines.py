@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine_check import ENGINES, NOT_FOR_VMAP, cast, check, measured
+from engine_check import ENGINES, NOT_FOR_VMAP, cast, check, every_engine, measured
 from model_cases import CASES, Case, Forward, cross_entropy, floats, mlp, parameter, squares
 from noisette import PrivacyError
 from noisette.clipping.engines import PerExampleLoop, Vmap
@@ -13,7 +13,6 @@ from noisette.core.release import ROUNDING
 from noisette.run.per_example import PerExampleClip
 from oracle import clipped_sum
 
-every_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: type(e).__name__)
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda c: c.name.replace(" ", "-"))
 
 

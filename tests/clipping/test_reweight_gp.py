@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from model_cases import Forward, InBackward
 from noisette.clipping.engines import BookKeeping, ReweightGP
 from noisette.core import forms as registry
 from noisette.core.clip import Engine
@@ -33,13 +34,8 @@ def dropping() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.5), nn.ReLU(), nn.Linear(16, 3))
 
 
-class Checkpointed(nn.Module):
-    def __init__(self, body: nn.Module) -> None:
-        super().__init__()
-        self.body = body
-
-    def forward(self, x: Tensor) -> Tensor:
-        return checkpoint(self.body, x, use_reentrant=False)
+def checkpointed(body: nn.Module) -> nn.Module:
+    return Forward(lambda m, x: checkpoint(m.body, x, use_reentrant=False), body=body)
 
 
 @pytest.mark.parametrize("lower", [False, True], ids=["single", "autocast"])
@@ -51,7 +47,7 @@ def test_the_second_pass_is_the_first(is_checkpointed: bool, lower: bool) -> Non
     found: list[Tensor] = []
     for engine in (BookKeeping(), ReweightGP()):
         torch.manual_seed(0)
-        model = Checkpointed(dropping()) if is_checkpointed else dropping()
+        model = checkpointed(dropping()) if is_checkpointed else dropping()
         torch.manual_seed(1)
         with torch.autocast("cpu", torch.bfloat16, enabled=lower):
             found.append(torch.cat([summed(model, engine, of_class, x, y), torch.rand(3)]))
@@ -60,40 +56,21 @@ def test_the_second_pass_is_the_first(is_checkpointed: bool, lower: bool) -> Non
     assert found[1][:-3].any()
 
 
-class Changing(nn.Module):
-    def __init__(self, *factors: float) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layer = nn.Linear(4, 3)
-        self.factors = iter(factors)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x * next(self.factors))
+def changing(*factors: float) -> nn.Module:
+    torch.manual_seed(0)
+    return Forward(lambda m, x: m.layer(x * next(m.factors)), layer=nn.Linear(4, 3), factors=iter(factors))
 
 
-class AtRandom(torch.autograd.Function):
-    """The identity, whose gradients are multiplied by the next factor in each backward pass."""
-
-    factors: Any
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return dy * next(AtRandom.factors)
+def of_changing_gradients(*factors: float) -> Callable[..., Tensor]:
+    """The gradients of each backward pass are multiplied by the next factor."""
+    left = iter(factors)
+    return lambda m, x, y: F.cross_entropy(InBackward.apply(m(x), lambda dy: dy * next(left)), y)
 
 
 @pytest.mark.parametrize("second", [0.01, 5.0, 1e4])
 def test_the_bound_holds_where_the_second_forward_pass_differs(second: float) -> None:
     for x, y in ((torch.randn(1, 4), torch.tensor([k % 3])) for k in range(5)):
-        model = Checkpointed(Changing(1.0, 1.0, second, second))  # each pass computes it, and then once more
+        model = checkpointed(changing(1.0, 1.0, second, second))  # each pass computes it, and then once more
         sums = summed(model, ReweightGP(), of_class, x, y)
         assert float(sums.norm()) <= BOUND * (1 + ROUNDING)
 
@@ -102,17 +79,14 @@ def test_the_bound_holds_where_the_second_forward_pass_differs(second: float) ->
 def test_the_bound_holds_where_the_second_backward_pass_differs(second: float) -> None:
     model = nn.Linear(4, 3)
     for x, y in ((torch.randn(1, 4), torch.tensor([k % 3])) for k in range(5)):
-        AtRandom.factors = iter((1.0, second))
-        sums = summed(model, ReweightGP(), lambda m, x, y: F.cross_entropy(AtRandom.apply(m(x)), y), x, y)
+        sums = summed(model, ReweightGP(), of_changing_gradients(1.0, second), x, y)
         assert 0 < float(sums.norm()) <= BOUND * (1 + ROUNDING)
 
 
 def test_a_gradient_that_is_finite_once_alone_is_refused() -> None:
     model, batch = nn.Linear(4, 3), (torch.randn(5, 4), torch.zeros(5).long())
-    AtRandom.factors = iter((1.0, torch.inf))
     with pytest.raises(PrivacyError, match=r"not finite in the second.*BookKeeping\(\)"):
-        summed(model, ReweightGP(), lambda m, x, y: F.cross_entropy(AtRandom.apply(m(x)), y), *batch)
-    AtRandom.factors = iter((1.0, 1.0))
+        summed(model, ReweightGP(), of_changing_gradients(1.0, torch.inf), *batch)
     sums = summed(model, BookKeeping(), of_class, *batch)
     assert sums.any()
 

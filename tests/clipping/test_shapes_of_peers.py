@@ -131,18 +131,14 @@ def test_the_clipped_sum_of_each_layer(name: str) -> None:
 # Cases of clipping: the gradient of the i-th example with respect to ``p`` is x_i
 
 
-class Tree(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.ParameterDict({"x": nn.Parameter(torch.zeros(2)), "y": nn.Parameter(torch.zeros(()))})
-        self.b = nn.ModuleList([nn.ParameterList([nn.Parameter(torch.zeros(1, 2))])])
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (torch.cat([p.flatten() for p in self.parameters()]) * x).sum()
+def tree() -> nn.Module:
+    a = nn.ParameterDict({"x": nn.Parameter(torch.zeros(2)), "y": nn.Parameter(torch.zeros(()))})
+    b = nn.ModuleList([nn.ParameterList([nn.Parameter(torch.zeros(1, 2))])])
+    return Forward(lambda m, x: (torch.cat([p.flatten() for p in m.parameters()]) * x).sum(), a=a, b=b)
 
 
 def tree_sum(*parts: Tensor, clipping: ClippingRule) -> Tensor:
-    clip = PerExampleClip(Tree().double(), clipping=clipping, capture="eager")
+    clip = PerExampleClip(tree().double(), clipping=clipping, capture="eager")
     for part in parts:
         clip.accumulate(lambda model, x: model(x), part)
     return torch.cat([grad.double().flatten() for sum in clip.pop_sums() for grad in sum.grads])

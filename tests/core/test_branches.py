@@ -16,6 +16,7 @@ from noisette.clipping.engines import BookKeeping, PerExampleLoop, ReweightGP
 from noisette.core.clip import Engine
 from oracle import example_gradients
 from small_loop import clipped_by, start, take_steps
+from small_loop import square as squares
 
 
 def rows(b: int = 6) -> Tensor:
@@ -26,10 +27,6 @@ def rows(b: int = 6) -> Tensor:
 def net(forward: Callable[..., Tensor]) -> Forward:
     torch.manual_seed(1)
     return Forward(forward, f=nn.Linear(4, 4).double(), mask=torch.ones(1, 4, dtype=torch.bool))
-
-
-def squares(model: nn.Module, x: Tensor) -> Tensor:
-    return model(x).square().sum()
 
 
 def summed(model: nn.Module, *parts: Tensor, engine: Engine | None = None, capture: str = "eager") -> Tensor:

@@ -1,72 +1,62 @@
 """What a loss writes into buffers reaches no other example; what the loop writes in a batch is refused and put back."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from model_cases import Forward
 from noisette import PerExampleClip, PrivacyError, PrivateRun
 from noisette.core.loss import ModelBuffers
+from small_loop import square as squares
 from small_loop import start
 
 X = torch.randn(6, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
-def added(m: Model, x: Tensor) -> None:
+def added(m: Any, x: Tensor) -> None:
     m.seen += x.mean()
 
 
-def row_set(m: Model, x: Tensor) -> None:
+def row_set(m: Any, x: Tensor) -> None:
     m.seen[0] = x.mean()
 
 
-def replaced(m: Model, x: Tensor) -> None:
+def replaced(m: Any, x: Tensor) -> None:
     m.seen = 0.9 * m.seen + x[0, :2]
 
 
-def through_another(m: Model, x: Tensor) -> None:
+def through_another(m: Any, x: Tensor) -> None:
     m.count += 1
     m.scale.mul_(x.mean())
     m.seen.copy_(m.scale * m.count)
 
 
-def by_item(m: Model, x: Tensor) -> None:
+def by_item(m: Any, x: Tensor) -> None:
     m.seen.add_(x.sum().item())
 
 
 WRITES = {"added": added, "row": row_set, "replaced": replaced, "two buffers": through_another, "item": by_item}
 
 
-class Model(nn.Module):
-    seen: Tensor
-    scale: Tensor
-    count: Tensor
+def written_by(write: Callable[[Any, Tensor], None]) -> Any:
+    """A model whose forward pass begins with this writing."""
 
-    def __init__(self, write: Callable[[Model, Tensor], None]) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layer = nn.Linear(3, 2).double()
-        self.write = write
-        self.register_buffer("seen", torch.ones(2, dtype=torch.float64))
-        self.register_buffer("scale", torch.ones(2, dtype=torch.float64))
-        self.register_buffer("count", torch.zeros((), dtype=torch.long))
+    def forward(m: Any, x: Tensor) -> Tensor:
+        write(m, x)
+        return m.layer(x) * m.seen
 
-    def forward(self, x: Tensor) -> Tensor:
-        self.write(self, x)
-        return self.layer(x) * self.seen
+    torch.manual_seed(0)
+    buffers = {name: torch.ones(2, dtype=torch.float64) for name in ("seen", "scale")}
+    return Forward(forward, layer=nn.Linear(3, 2).double(), **buffers, count=torch.zeros((), dtype=torch.long))
 
 
-def squares(model: nn.Module, x: Tensor) -> Tensor:
-    return model(x).square().sum()
-
-
-def by_fresh_models(write: Callable[[Model, Tensor], None]) -> Tensor:
+def by_fresh_models(write: Callable[[Any, Tensor], None]) -> Tensor:
     total = torch.zeros(())
     for row in X.split(1):
-        model = Model(write)
+        model = written_by(write)
         gradients = torch.autograd.grad(squares(model, row), list(model.parameters()))
         flat = torch.cat([g.flatten() for g in gradients])
         total = total + flat * min(1.0, 0.5 / float(flat.norm()))
@@ -78,7 +68,7 @@ def by_fresh_models(write: Callable[[Model, Tensor], None]) -> Tensor:
 @pytest.mark.parametrize("capture", ["eager", "graph"])
 @pytest.mark.parametrize("name", WRITES)
 def test_no_example_sees_what_another_has_written(name: str, capture: str) -> None:
-    model = Model(WRITES[name])
+    model = written_by(WRITES[name])
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     clip = PerExampleClip(model, 0.5, capture=capture)  # pyright: ignore[reportArgumentType]
     for _ in range(3):
@@ -95,11 +85,11 @@ def run_of(model: nn.Module, steps: int = 2) -> PrivateRun:
     return start(model, (X,), clip=clip, sampling_rate=1.0, expected_batch_size=6, steps=steps)
 
 
-def nothing(m: Model, x: Tensor) -> None: ...
+def nothing(m: Any, x: Tensor) -> None: ...
 
 
 def test_a_parameter_that_is_written_within_a_batch_ends_the_run() -> None:
-    model = Model(nothing)
+    model = written_by(nothing)
     with run_of(model) as run:
         batches = run.batches()
         for (x,) in next(batches).microbatches(6):
@@ -112,7 +102,7 @@ def test_a_parameter_that_is_written_within_a_batch_ends_the_run() -> None:
 
 
 def test_buffers_that_are_made_or_exchanged_are_put_back() -> None:
-    model = Model(nothing)
+    model = written_by(nothing)
     kept, buffers = model.seen, ModelBuffers(model)
     buffers.begin_batch()
     model.seen = torch.zeros(2, dtype=torch.float64)
@@ -123,24 +113,24 @@ def test_buffers_that_are_made_or_exchanged_are_put_back() -> None:
     assert buffers.values()["seen"] is model.seen
 
 
-def counted(m: Model, x: Tensor) -> None:
+def counted(m: Any, x: Tensor) -> None:
     m.count += 1
 
 
-def recounted(m: Model, x: Tensor) -> None:
+def recounted(m: Any, x: Tensor) -> None:
     m.count = m.count + 1
 
 
-def one_by_one(m: Model, x: Tensor) -> None:
+def one_by_one(m: Any, x: Tensor) -> None:
     m.count += int(x.sum().item() > -9)
 
 
 @pytest.mark.filterwarnings("ignore::noisette.OneByOneWarning")
 @pytest.mark.parametrize("write", [counted, recounted, one_by_one])
 def test_a_counter_is_named_once_and_may_be_counted_in_the_loop(
-    write: Callable[[Model, Tensor], None], recwarn: pytest.WarningsRecorder
+    write: Callable[[Any, Tensor], None], recwarn: pytest.WarningsRecorder
 ) -> None:
-    model, counts = Model(write), []
+    model, counts = written_by(write), []
     with run_of(model, steps=3) as run:
         for batch in run.batches():
             model.get_buffer("count").fill_(run.steps_taken)
@@ -157,10 +147,10 @@ def test_a_counter_is_named_once_and_may_be_counted_in_the_loop(
 def test_other_buffers_that_a_loss_writes_are_not_named(recwarn: pytest.WarningsRecorder) -> None:
     for name in ("count", "norm.num_batches_tracked", "of_two", "is_set"):
 
-        def write(m: Model, x: Tensor, name: str = name) -> None:
+        def write(m: Any, x: Tensor, name: str = name) -> None:
             m.get_buffer(name).add_(1)
 
-        model = Model(nothing if name == "count" else write)
+        model = written_by(nothing if name == "count" else write)
         model.norm = nn.BatchNorm1d(2).double().eval()
         model.register_buffer("of_two", torch.zeros(2, dtype=torch.long))
         model.register_buffer("is_set", torch.zeros((), dtype=torch.uint8))

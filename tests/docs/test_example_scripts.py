@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from noisette import Ledger
+from page_code import ROOT, blocks
 
-ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
-PAGE = ROOT / "docs" / "how-to" / "several-gpus.md"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
 
@@ -111,7 +110,7 @@ def test_a_model_that_writes_learns_texts_and_is_asked_for_a_secret(tmp_path, ca
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_script_of_the_page_prints_what_it_states_on_one_and_on_two_ranks(ranks, tmp_path, capsys, monkeypatch):
-    [block] = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    [block] = blocks("docs/how-to/several-gpus.md")
     [stated] = re.findall(r"print\(.*\)  # (.*)", block)
     script = tmp_path / "train.py"
     script.write_text(block)

@@ -1,7 +1,5 @@
 """The code of the page on rules runs, and its tests pass and can fail."""
 
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +11,9 @@ from noisette.core import forms as registry
 from noisette.core.forms import Dense
 from noisette.rules import rule_check
 from oracle import clipped_sum
+from page_code import blocks, names_of
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "add-a-rule.md"
-BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+BLOCKS = blocks("docs/how-to/add-a-rule.md")
 
 
 @pytest.fixture
@@ -26,9 +24,7 @@ def names(monkeypatch):
     for table in (registry.PHYSICAL, registry.DATA_OPERANDS):
         monkeypatch.delitem(table, torch.hypot, raising=False)
     monkeypatch.setattr(rule_check, "_AGREED", set())
-    found: dict[str, Any] = {"__name__": "a_users_module"}
-    exec(BLOCKS[0], found)
-    return found
+    return names_of(BLOCKS[0])
 
 
 def losses(model: nn.Module, x: Tensor) -> Tensor:

@@ -13,12 +13,7 @@ from zlib import crc32
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-HOW_TO = ROOT / "docs" / "how-to"
-
-
-def code_of(name: str) -> str:
-    return "\n".join(re.findall(r"^```python\n(.*?)^```$", (HOW_TO / name).read_text(), re.DOTALL | re.MULTILINE))
+from page_code import ROOT, blocks, names_of
 
 
 def reviews(most: int = 200) -> list[dict[str, Any]]:
@@ -39,9 +34,7 @@ def reviews(most: int = 200) -> list[dict[str, Any]]:
 def test_trainer_page(tmp_path, monkeypatch):
     pytest.importorskip("accelerate", reason="the Trainer of transformers needs accelerate, which is not installed")
     monkeypatch.chdir(tmp_path)
-    code = code_of("hugging-face-trainer.md")
-    found: dict[str, Any] = {"records": reviews()}
-    exec(code, found)
+    found = names_of(*blocks("docs/how-to/hugging-face-trainer.md"), given={"records": reviews()})
     assert found["done"].metrics["epsilon"] <= 8
     assert (tmp_path / "runs" / "reviews" / "checkpoint-30" / "private-run").is_dir()
 
@@ -50,8 +43,7 @@ def test_trainer_page(tmp_path, monkeypatch):
 def test_lightning_page(tmp_path, monkeypatch):
     pytest.importorskip("lightning", reason="lightning is not installed")
     monkeypatch.chdir(tmp_path)
-    found: dict[str, Any] = {"__name__": "page"}
-    exec(code_of("lightning.md"), found)
+    found = names_of(*blocks("docs/how-to/lightning.md"))
     first, *_ = tmp_path.rglob("ledger.jsonl")
     assert first.parent.name == "version_0"
     metrics = found["trainer"].callback_metrics
@@ -61,8 +53,7 @@ def test_lightning_page(tmp_path, monkeypatch):
 
 
 def test_opacus_page():
-    found: dict[str, Any] = {}
-    exec(code_of("from-opacus.md"), found)
+    found = names_of(*blocks("docs/how-to/from-opacus.md"))
     assert 2.5 < found["engine"].get_epsilon(1e-4) <= 3
 
 

@@ -1,14 +1,13 @@
 """The programs of the page on other kinds of models run, one after the other, and each learns something."""
 
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "other-kinds-of-models.md"
-FIRST, *PROGRAMS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+from page_code import blocks, names_of
+
+FIRST, *PROGRAMS = blocks("docs/how-to/other-kinds-of-models.md")
 
 
 def generates(names: dict[str, Any]) -> bool:
@@ -54,8 +53,6 @@ LEARNED = (generates, classifies_graphs, predicts_survival, orders_pairs, finds_
 @pytest.mark.parametrize(("program", "learned"), [*zip(PROGRAMS, LEARNED, strict=True)])
 def test_a_program_learns(program, learned):
     torch.manual_seed(0)
-    names: dict[str, Any] = {"__name__": "a_users_module"}
-    exec(FIRST, names)
-    exec(program, names)
+    names = names_of(FIRST, program)
     with torch.no_grad():
         assert learned(names)

@@ -7,7 +7,6 @@ import sys
 import tomllib
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -22,26 +21,11 @@ from noisette.data import load
 from noisette.nn import PublicBatchNorm
 from noisette.nn import lipschitz as layers
 from noisette.training.recipe import Recipe
+from page_code import ROOT, blocks, names_of, text_of
 from papers.davody_2020.mixture_batch_norm import MixtureBatchNorm
 from tests.test_architecture import LEVEL
 
-ROOT = Path(__file__).parents[2]
 SOURCE = Path(noisette.__file__).parent
-
-
-def text_of(page: str) -> str:
-    return (ROOT / page).read_text(encoding="utf-8")
-
-
-def blocks(page: str, language: str = "python") -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", text_of(page), re.DOTALL | re.MULTILINE)
-
-
-def names_of(*code: str) -> dict[str, Any]:
-    found: dict[str, Any] = {"__name__": "a_users_module"}
-    for block in code:
-        exec(block, found)
-    return found
 
 
 QUICK = [f"experiments.{name}" for name in ("table", "correlated_runs", "run_checks", "batch_norm", "clipless_page")]

@@ -9,7 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from captured_check import assert_captured
 from device_check import accumulated, assert_close, both_ways, check_on, on
-from engine_check import ENGINES
+from engine_check import ENGINES, every_engine
 from model_cases import CASES, Case, Forward, cross_entropy, floats, ids, labelled, squares
 from noisette import PerExampleClip
 from noisette.clipping.engines import BookKeeping, PerExampleLoop, ReweightGP
@@ -121,7 +121,7 @@ def batch(device: torch.device, examples: int = EXAMPLES) -> tuple[Tensor, Tenso
     return torch.randn(examples, 3, 6, 6).to(device), (torch.arange(examples) % 4).to(device)
 
 
-@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: type(engine).__name__)
+@every_engine
 def test_autocast_is_close_to_single_precision(device: torch.device, engine: Engine) -> None:
     model, (x, y) = model_of(device), batch(device)
     sums = []

@@ -3,11 +3,10 @@
 import signal
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
-from noisette.core.noise import GaussianNoise
+from small_loop import scale_noise
 
 
 @pytest.fixture(autouse=True)
@@ -32,12 +31,7 @@ def signals_are_handled_as_before() -> Iterator[None]:
 @pytest.fixture
 def little_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise that is too small to matter."""
-    add = GaussianNoise.add_
-
-    def add_little(self: GaussianNoise, tensors: Any, *, std: float = 1.0, **others: Any) -> None:
-        add(self, tensors, std=std * 1e-9, **others)
-
-    monkeypatch.setattr(GaussianNoise, "add_", add_little)
+    scale_noise(monkeypatch, 1e-9)
 
 
 @pytest.fixture(autouse=True)

@@ -1,23 +1,17 @@
 """A private loop with accelerate: the page's code runs, gradients are exact, and what breaks it is refused."""
 
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import noisette
 from oracle import clipped_sum
+from page_code import blocks, names_of
+from small_loop import loss
 
 accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "accelerate.md"
-
-
-def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(model(x), y)
 
 
 def records(size: int) -> tuple[Tensor, Tensor]:
@@ -37,10 +31,8 @@ def prepared() -> tuple[Any, nn.Module, torch.optim.Optimizer]:
 
 
 def test_code_of_the_page_runs() -> None:
-    [code] = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     x, y = records(1000)
-    names: dict[str, Any] = {"records": (x.float(), y)}
-    exec(code, names)
+    names = names_of(*blocks("docs/how-to/accelerate.md"), given={"records": (x.float(), y)})
     run = names["run"]
     assert run.steps_taken == sum(run.ledger.events.values()) == 20
     assert 2.5 < run.epsilon(delta=1e-4) <= 3.0

@@ -11,11 +11,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from model_cases import Forward
 from noisette import PrivacyError
 from noisette.clipping.engines import OneByOneWarning, RecordedCall
 from noisette.integrations.boundary import Boundary
 from noisette.run.per_example import PerExampleClip
 from oracle import clipped_sum
+from small_loop import loss as cross_entropy
 
 C = 0.3
 LARGEST_MOVE = C * (1 + 2**-13)
@@ -82,13 +84,11 @@ def distance(one: list[Tensor], other: list[Tensor]) -> float:
     return max(float((a - b).norm() / b.norm().clamp_min(1e-3)) for a, b in zip(one, other, strict=True))
 
 
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding, self.hidden = nn.Embedding(20, 8), nn.Linear(8, 8)
+def tied() -> nn.Module:
+    def forward(m: Forward, ids: Tensor) -> Tensor:
+        return F.linear(torch.tanh(m.hidden(m.embedding(ids))), m.embedding.weight)
 
-    def forward(self, ids: Tensor) -> Tensor:
-        return F.linear(torch.tanh(self.hidden(self.embedding(ids))), self.embedding.weight)
+    return Forward(forward, embedding=nn.Embedding(20, 8), hidden=nn.Linear(8, 8))
 
 
 @dataclass
@@ -99,23 +99,17 @@ class Answer:
     name: str
 
 
-class TwoOutputs(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.scores, self.size = nn.Linear(12, 8), nn.Linear(8, 3), nn.Linear(8, 1)
+def two_outputs() -> nn.Module:
+    def forward(m: Forward, x: Tensor) -> Answer:
+        hidden = torch.tanh(m.body(x))
+        scores = m.scores(hidden)
+        return Answer(scores, m.size(hidden), scores.argmax(1), "two outputs")
 
-    def forward(self, x: Tensor) -> Answer:
-        hidden = torch.tanh(self.body(x))
-        scores = self.scores(hidden)
-        return Answer(scores, self.size(hidden), scores.argmax(1), "two outputs")
+    return Forward(forward, body=nn.Linear(12, 8), scores=nn.Linear(8, 3), size=nn.Linear(8, 1))
 
 
 def mlp() -> nn.Sequential:
     return nn.Sequential(nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 3))
-
-
-def cross_entropy(model: Any, x: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(model(x), y)
 
 
 def of_tokens(model: Any, x: Tensor, y: Tensor) -> Tensor:
@@ -138,8 +132,8 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], Loss]] = {
         lambda: torch.randn(9, 1, 8, 8),
         cross_entropy,
     ),
-    "tied": (Tied, lambda: torch.randint(0, 20, (9, 7)), of_tokens),
-    "two outputs": (TwoOutputs, lambda: torch.randn(9, 12), of_both),
+    "tied": (tied, lambda: torch.randint(0, 20, (9, 7)), of_tokens),
+    "two outputs": (two_outputs, lambda: torch.randn(9, 12), of_both),
     "several calls": (mlp, lambda: torch.randn(9, 12), of_two_calls),
     "one record": (mlp, lambda: torch.randn(1, 12), cross_entropy),
 }
@@ -178,19 +172,14 @@ def test_a_batch_in_pieces() -> None:
     assert distance(private.sums(), alone(model, of_two_calls, x, y)) < 1e-10
 
 
-class Branches(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.other = nn.Linear(12, 3), nn.Linear(12, 3)
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        return self.one(x * self.calls) if x[0, 0] > 0 else self.other(x)
+def branches(m: Forward, x: Tensor) -> Tensor:
+    m.calls += 1
+    return m.one(x * m.calls) if x[0, 0] > 0 else m.other(x)
 
 
 def test_what_cannot_be_vectorised_or_recorded_is_computed_one_by_one() -> None:
-    model, x, y = Branches(), torch.randn(9, 12), torch.randint(0, 3, (9,))
+    model = Forward(branches, one=nn.Linear(12, 3), other=nn.Linear(12, 3), calls=torch.zeros(()))
+    x, y = torch.randn(9, 12), torch.randint(0, 3, (9,))
 
     def anew(model: Any, x: Tensor, y: Tensor) -> Tensor:
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
@@ -273,25 +262,23 @@ def test_a_loss_of_an_earlier_batch_is_refused() -> None:
         (losses[0] + losses[1]).backward()
 
 
-class Returns(nn.Module):
-    def __init__(self, what: str) -> None:
-        super().__init__()
-        self.what, self.layer, self.scale = what, nn.Linear(12, 3), nn.Parameter(torch.ones(()))
-
-    def forward(self, x: Tensor) -> Any:
-        scores = self.layer(x)
-        if self.what == "time first":
+def returning(what: str) -> nn.Module:
+    def forward(m: Forward, x: Tensor) -> Any:
+        scores = m.layer(x)
+        if what == "time first":
             return scores.unsqueeze(0).expand(2, -1, -1)
-        return (scores, self.scale.square()) if self.what == "weight" else (scores, self.scale.square() + 0 * scores)
+        return scores, m.scale.square() + (0 * scores if what == "rows" else 0)
+
+    return Forward(forward, layer=nn.Linear(12, 3), scale=nn.Parameter(torch.ones(())))
 
 
 def test_outputs_without_rows_are_refused() -> None:
     for what, says in (("time first", "transpose it"), ("weight", "on no record")):
-        private = Private(Returns(what))
+        private = Private(returning(what))
         private.boundary.begin_batch(6)
         with pytest.raises(PrivacyError, match=says):
             private(torch.randn(6, 12))
-    private = Private(Returns("rows"))
+    private = Private(returning("rows"))
     private.boundary.begin_batch(6)
     scores, scale = private(torch.randn(6, 12))
     assert scores.shape == scale.shape == (6, 3)

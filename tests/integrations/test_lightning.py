@@ -18,8 +18,9 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, Weighte
 
 import noisette
 import noisette.integrations.lightning as module_of_lightning
-from lightning_modules import SIZE, Classifier, held_out, lightning, loader, private, released, rows, trainer
+from lightning_modules import SIZE, Classifier, held_out, lightning, loader, private, rows, trainer
 from oracle import clipped_sum
+from small_loop import paid
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of other libraries
 
@@ -98,7 +99,7 @@ def test_one_release_a_step_and_only_public_values_in_logs_and_checkpoints(tmp_p
     assert watching.calls == ["batch", "released", "stepped"] * 8
     assert all(outputs.keys() == {"loss"} and outputs["loss"].isnan() for outputs in watching.outputs)
     assert training.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.5 / 4), "the rate falls once an epoch"
-    assert released(tmp_path) == 8
+    assert paid(tmp_path) == 8
     assert float(training.callback_metrics["epsilon"]) == pytest.approx(spent_in(tmp_path))
     assert spent_in(tmp_path) <= 8.0
     assert training.callback_metrics.keys() == {"epsilon", "val_loss"}
@@ -167,7 +168,7 @@ def test_loaders_of_data_modules_and_modules_are_taken(tmp_path: Path) -> None:
     assert "val_loss" in training.callback_metrics
     training = trainer(tmp_path / "two", max_epochs=-1, max_steps=3)
     training.fit(private(WithLoader()))
-    assert training.global_step == released(tmp_path / "two") == 3
+    assert training.global_step == paid(tmp_path / "two") == 3
 
 
 class Stopping(lightning.Callback):
@@ -179,14 +180,14 @@ class Stopping(lightning.Callback):
 def test_epsilon_is_that_of_the_last_step(tmp_path: Path, every: int | None) -> None:
     training = trainer(tmp_path, max_epochs=5, callbacks=[Stopping()], log_every_n_steps=every)
     training.fit(private(), loader())
-    assert training.global_step == released(tmp_path) == 5
+    assert training.global_step == paid(tmp_path) == 5
     assert float(training.callback_metrics["epsilon"]) == pytest.approx(spent_in(tmp_path))
 
 
 def test_epochs_follow_the_declared_size(tmp_path: Path) -> None:
     training = trainer(tmp_path, max_epochs=1)
     training.fit(private(public_size=13, delta=1e-4), loader())
-    assert training.global_step == training.num_training_batches == released(tmp_path) == 7
+    assert training.global_step == training.num_training_batches == paid(tmp_path) == 7
 
 
 class Annealed(Classifier):
@@ -233,7 +234,7 @@ def test_manual_optimization_by_the_boundary(tmp_path: Path) -> None:
         training = trainer(tmp_path / f"{len(found)}", max_epochs=3, callbacks=[watching])
         training.fit(private(made), loader(batch_size=SIZE), held_out())
         found.append(watching.gradients)
-        assert training.global_step == released(tmp_path / f"{len(found) - 1}") == 3
+        assert training.global_step == paid(tmp_path / f"{len(found) - 1}") == 3
         assert training.callback_metrics.keys() == {"epsilon", "val_loss"}
         assert watching.calls == ["batch", "released", "stepped"] * 3
         assert not made.optimizers(use_pl_optimizer=False)._optimizer_step_pre_hooks, "the module is plain again"
@@ -259,7 +260,7 @@ def test_pytorch_lightning_works_as_well(tmp_path: Path) -> None:
     quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
     training = other.Trainer(max_epochs=1, default_root_dir=tmp_path, accelerator="cpu", **quiet)
     training.fit(private(Other()), loader())
-    assert training.global_step == released(tmp_path) == 4
+    assert training.global_step == paid(tmp_path) == 4
 
 
 class Monitored(Classifier):
@@ -292,11 +293,11 @@ def saving(monitor: str | None = None) -> Any:
 def test_what_would_fail_after_an_epoch_fails_before_the_first_release(tmp_path, callbacks, says, remedy) -> None:
     with pytest.raises((noisette.PrivacyError, OSError), match=says):
         trainer(tmp_path, callbacks=callbacks()).fit(private(Monitored()), loader(), held_out())
-    assert released(tmp_path) == 0
+    assert paid(tmp_path) == 0
     assert not list(tmp_path.glob("rehearsal-*"))
     training = trainer(tmp_path, callbacks=remedy())
     training.fit(private(Monitored()), loader(), held_out())
-    assert training.global_step == released(tmp_path) == 8
+    assert training.global_step == paid(tmp_path) == 8
 
 
 class WithLogger(Classifier):
@@ -397,12 +398,12 @@ def crashed(folder: Path, dataset: Any = None) -> Path:
 
 def test_a_crashed_run_goes_on_within_its_budget(tmp_path: Path) -> None:
     checkpoint = crashed(tmp_path)
-    assert released(tmp_path) == 5
+    assert paid(tmp_path) == 5
     assert list((tmp_path / "private-run").rglob("fingerprint.json"))
     before = torch.load(checkpoint, weights_only=True)
     training, module = trainer(tmp_path), private()
     training.fit(module, loader(), ckpt_path=checkpoint)
-    assert released(tmp_path) == 8, "the two steps after the checkpoint are spent and not made again"
+    assert paid(tmp_path) == 8, "the two steps after the checkpoint are spent and not made again"
     assert training.global_step == 6
     assert float(training.callback_metrics["epsilon"]) <= 8.0
     assert not torch.equal(before["state_dict"]["net.0.bias"], module.net[0].bias)
@@ -415,7 +416,7 @@ def test_a_run_whose_steps_are_all_spent_trains_nothing(tmp_path: Path) -> None:
     again, module = trainer(tmp_path), private()
     with pytest.warns(UserWarning, match="all 8 steps of this run are spent, 5 of them after the checkpoint"):
         again.fit(module, loader(), ckpt_path=tmp_path / "step=3.ckpt")
-    assert (again.global_step, released(tmp_path)) == (3, 8)
+    assert (again.global_step, paid(tmp_path)) == (3, 8)
     saved = torch.load(tmp_path / "step=3.ckpt", weights_only=True)["state_dict"]
     assert all(torch.equal(value, saved[name]) for name, value in module.state_dict().items())
 
@@ -457,7 +458,7 @@ def test_a_run_goes_on_as_it_was_declared(tmp_path: Path) -> None:
         trainer(tmp_path, max_epochs=3).fit(other, loader(batch_size=4), ckpt_path=checkpoint)
     assert len(str(raised.value).splitlines()) == 9, "seven differences"
     assert "batch size of the loader: 2 in the checkpoint, 4 now" in str(raised.value)
-    assert released(tmp_path) == 5, "nothing was spent"
+    assert paid(tmp_path) == 5, "nothing was spent"
 
 
 class Interrupted(Classifier):
@@ -481,7 +482,7 @@ def test_a_checkpoint_within_a_batch_holds_nothing_of_it(tmp_path: Path) -> None
     assert (float(saved["state_dict"]["seen"]), saved["private_run"]["steps_taken"]) == (0.0, 3)
     training = trainer(tmp_path, max_epochs=8)
     training.fit(private(Interrupted(after=-1)), loader(batch_size=8), ckpt_path=tmp_path / "on_exception.ckpt")
-    assert training.global_step == released(tmp_path) == 8, "the batch under way was not released"
+    assert training.global_step == paid(tmp_path) == 8, "the batch under way was not released"
 
 
 def test_later_fits_of_the_same_weights_add_up(tmp_path: Path) -> None:
@@ -517,7 +518,7 @@ def test_two_processes_train_the_same_weights(tmp_path: Path) -> None:
     ranks = sorted(line.split() for line in done.stdout.splitlines() if line[:2] in ("0 ", "1 "))
     assert [rank for rank, *_ in ranks] == ["0", "1"]
     assert ranks[0][1:] == ranks[1][1:]
-    assert released(tmp_path) == int(ranks[0][1]) == 2, "two records of each process: a rate of 4 / 8"
+    assert paid(tmp_path) == int(ranks[0][1]) == 2, "two records of each process: a rate of 4 / 8"
 
 
 class Gan(lightning.LightningModule):

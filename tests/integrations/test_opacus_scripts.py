@@ -187,22 +187,3 @@ def test_a_part_of_the_model_that_is_called_by_itself_is_refused_at_the_step() -
     (F.cross_entropy(wrapped(x), y) + wrapped.conv1(x).square().mean()).backward()
     with pytest.raises(noisette.PrivacyError, match="holds a gradient that is not private"):
         optimizer.step()
-
-
-def test_ghost_clipping_with_its_criterion() -> None:
-    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
-    records = TensorDataset(torch.randn(N, 6), torch.randint(0, 3, (N,)))
-    engine = PrivacyEngine()
-    model_gc, optimizer_gc, criterion_gc, train_loader = engine.make_private(
-        module=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        data_loader=DataLoader(records, batch_size=10),
-        criterion=nn.CrossEntropyLoss(),
-        grad_sample_mode="ghost",
-        **PRIVATE,
-    )
-    for x, y in train_loader:
-        optimizer_gc.zero_grad()
-        criterion_gc(model_gc(x), y).backward()
-        optimizer_gc.step()
-    assert engine.get_epsilon(1e-3) > 0

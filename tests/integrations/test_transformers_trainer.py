@@ -23,6 +23,7 @@ from noisette import PerExampleClip, PrivacyError  # noqa: E402
 from noisette.integrations.transformers import Padding, PrivateTrainer, PrivateTrainingArguments  # noqa: E402
 from noisette.run.loading import records_of  # noqa: E402
 from oracle import clipped_sum  # noqa: E402
+from small_loop import paid  # noqa: E402
 from small_trainer import LENGTHS, arguments, config, model, records  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of other libraries
@@ -90,11 +91,6 @@ class Failing(TrainerCallback):
             raise KeyboardInterrupt
 
 
-def released(folder: Path) -> int:
-    with noisette.Ledger(folder / "ledger.jsonl") as ledger:
-        return int(sum(ledger.events.values()))
-
-
 def stopped(folder: Path, after: int, every: int, **changed: Any) -> Any:
     args = arguments(folder, save_strategy="steps", save_steps=every, **changed)
     with pytest.raises(KeyboardInterrupt):
@@ -104,12 +100,12 @@ def stopped(folder: Path, after: int, every: int, **changed: Any) -> Any:
 
 def test_a_crashed_run_goes_on_within_its_budget(tmp_path: Path) -> None:
     args = stopped(tmp_path, 5, every=3)
-    assert released(tmp_path) >= 5
+    assert paid(tmp_path) >= 5
     with pytest.raises((ValueError, noisette.PrivacyError)):
         PrivateTrainer(model(), args, train_dataset=records(LENGTHS[:-1])).train(resume_from_checkpoint=True)
     again = PrivateTrainer(model(), args, train_dataset=records())
     done = again.train(resume_from_checkpoint=True)
-    assert released(tmp_path) == 8, "the two steps after the checkpoint are spent and not made again"
+    assert paid(tmp_path) == 8, "the two steps after the checkpoint are spent and not made again"
     assert done.global_step == 6
     assert done.metrics["epsilon"] <= 8.0
     other = tmp_path / "other"
@@ -316,7 +312,7 @@ def test_what_would_fail_late_fails_before_the_first_release(
     data = {"train_dataset": records(), "eval_dataset": HELD_OUT}
     with pytest.raises((ValueError, AttributeError, KeyError, IndexError, OSError), match=says):
         kind(model(), arguments(tmp_path, **changed), **data | given).train()
-    assert released(tmp_path) == 0, "all of the budget is left"
+    assert paid(tmp_path) == 0, "all of the budget is left"
     assert not list(tmp_path.glob("rehearsal-*"))
     of_trainer = {name: value for name, value in remedy.items() if name in ("compute_metrics", "eval_dataset")}
     of_arguments = {name: value for name, value in remedy.items() if name not in of_trainer}

@@ -12,17 +12,23 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrizations
 
-from engine_check import ENGINES
+from engine_check import every_engine
+from model_cases import squares as losses
 from noisette import PerExampleClip, PrivacyError, explain, privatize
 from noisette.clipping.engines import BookKeeping, PerExampleLoop
 from noisette.core.clip import Engine
 from noisette.nn import FrozenBatchNorm, PerExampleBatchNorm, PublicBatchNorm, convert_batch_norm
 from noisette.run.explain import sum_of_outputs
-from norm_models import NETWORKS, Residual, losses, network
+from norm_models import NETWORKS, Residual, network
 from small_loop import clipped_by
 
 every_network = pytest.mark.parametrize("name", NETWORKS)
-every_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: type(engine).__name__)
+
+
+def converted(name: str) -> tuple[nn.Module, Tensor, Tensor]:
+    """The network with public statistics, its public examples and six private ones."""
+    model, public, x = network(name)
+    return convert_batch_norm(model, to=PublicBatchNorm, public=public), public, x
 
 
 class ByHand:
@@ -125,8 +131,7 @@ def test_statistics_are_recomputed_after_every_k_changes_of_the_weights() -> Non
 
 
 def test_saved_statistics_are_those_of_the_saved_weights() -> None:
-    model, public, x = network("images")
-    convert_batch_norm(model, to=PublicBatchNorm, public=public)
+    model, _, x = converted("images")
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(1.5)
@@ -137,8 +142,7 @@ def test_saved_statistics_are_those_of_the_saved_weights() -> None:
 
 
 def test_evaluation_runs_no_public_pass_while_the_weights_do_not_change() -> None:
-    model, public, x = network("images")
-    convert_batch_norm(model, to=PublicBatchNorm, public=public)
+    model, _, x = converted("images")
     calls = []
     model.eval()(x)
     model.conv1.register_forward_hook(lambda *_: calls.append(1))
@@ -151,8 +155,7 @@ def test_evaluation_runs_no_public_pass_while_the_weights_do_not_change() -> Non
 
 
 def test_a_copy_has_its_own_statistics() -> None:
-    model, public, x = network("images")
-    convert_batch_norm(model, to=PublicBatchNorm, public=public)
+    model, public, x = converted("images")
     before, copied = model(x), copy.deepcopy(model)
     with torch.no_grad():
         copied.conv1.weight.add_(1)
@@ -164,18 +167,15 @@ def test_a_copy_has_its_own_statistics() -> None:
 
 
 def test_explain_lists_norms_whose_statistics_are_constants() -> None:
-    model, public, x = network("behind an activation")
-    convert_batch_norm(model, to=PublicBatchNorm, public=public)
+    model, _, x = converted("behind an activation")
     [remark] = explain(model, sum_of_outputs, x).remarks
     assert remark.startswith("2  PublicBatchNorm does not directly follow a linear layer or a convolution")
-    model, public, x = network("images")
-    convert_batch_norm(model, to=PublicBatchNorm, public=public)
+    model, _, x = converted("images")
     assert explain(model, sum_of_outputs, x).remarks == ()
 
 
 def test_shapes_other_than_the_public_one_are_refused() -> None:
-    model, public, _ = network("images")
-    convert_batch_norm(model, to=PublicBatchNorm, public=public)
+    model, _, _ = converted("images")
     with pytest.raises(ValueError, match=r"examples of shape \(2, 8, 8\), but those of its public batch are .*\(2, 6"):
         model(torch.zeros(3, 2, 8, 8).double())
 

@@ -28,6 +28,8 @@ from noisette.nn import (
 from noisette.nn.features import ANGLES
 from noisette.nn.models import PatchScale
 from noisette.run.per_example import PerExampleClip
+from small_loop import loss as cross_entropy
+from small_loop import losses as each_cross_entropy
 
 
 def test_public_constants_are_a_mean_for_each_position_and_a_deviation_for_each_channel() -> None:
@@ -228,14 +230,6 @@ def network() -> nn.Module:
 def scaled(x: Tensor) -> Tensor:
     """Views without random numbers, for a comparison: a row is scaled by its place among the views."""
     return x * torch.arange(1, len(x) + 1, dtype=x.dtype).remainder(_VIEWS).add(0.5).view(-1, 1, 1, 1)
-
-
-def cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(model(x), y)
-
-
-def each_cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(model(x), y, reduction="none")
 
 
 def examples() -> tuple[Tensor, Tensor]:

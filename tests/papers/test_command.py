@@ -8,6 +8,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from command_line import refusal, succeeded
 from finished_runs import write
 from papers import summary
 from papers.__main__ import app
@@ -25,8 +26,7 @@ def reproduce(*arguments: str, out: Path, paper: str = "abadi-2016") -> Result:
 
 
 def test_figure_2_needs_no_training_and_the_run_times_of_the_others_are_listed(tmp_path):
-    done = reproduce(out=tmp_path / "a" / "b")
-    assert done.exit_code == 0, done.output
+    done = succeeded(reproduce(out=tmp_path / "a" / "b"))
     assert {file.name for file in (tmp_path / "a" / "b").iterdir()} == {"figure-2.svg", "abadi-2016.html"}
     for said in ("9.34", "24.22", "24.21", "1.26", "2.55", *(f"--figure {k}" for k in (3, 4, 5, 6)), "min"):
         assert said in done.output
@@ -62,9 +62,7 @@ WRONG_FOR_DAVODY = [
     [*(("abadi-2016", *case) for case in WRONG_FOR_ABADI), *(("davody-2020", *case) for case in WRONG_FOR_DAVODY)],
 )
 def test_bad_input_writes_nothing(paper, arguments, message, tmp_path):
-    done = reproduce(*arguments, out=tmp_path / "out", paper=paper)
-    assert done.exit_code == 2
-    assert message in " ".join(done.stderr.split())
+    refusal(reproduce(*arguments, out=tmp_path / "out", paper=paper), message)
     assert not (tmp_path / "out").exists()
 
 

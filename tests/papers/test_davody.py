@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from engine_check import ENGINES
+from engine_check import every_engine
 from finished_runs import drawn, quiet
+from model_cases import squares as losses
 from noisette import PerExampleClip, PrivacyError
 from noisette.core.batches import PoissonSampler
 from noisette.core.clip import Engine
@@ -22,7 +23,7 @@ from noisette.core.noise import GaussianNoise, SecretKey
 from noisette.data import DataSet, Split, load
 from noisette.nn import FrozenBatchNorm, PerExampleBatchNorm, PublicBatchNorm, convert_batch_norm, models
 from noisette.run.private import check_no_batch_norm
-from norm_models import NETWORKS, losses, network
+from norm_models import NETWORKS, network
 from papers.davody_2020 import distortion, norms, table_2, table_4, table_5, table_6, table_7, weight_noise
 from papers.davody_2020.mixture_batch_norm import ExactPerExampleBatchNorm, MixtureBatchNorm
 from papers.davody_2020.non_private import noised_gradients
@@ -34,7 +35,6 @@ from papers.paper import Asked
 
 C = 0.5
 SOUND = [PublicBatchNorm, PerExampleBatchNorm, ExactPerExampleBatchNorm, FrozenBatchNorm]
-every_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: type(engine).__name__)
 
 
 def total(model: nn.Module, values: Tensor, engine: Engine) -> Tensor:

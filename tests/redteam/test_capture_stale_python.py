@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from model_cases import Forward
 from noisette import PerExampleClip, PrivacyError
 from small_loop import loss as cross_entropy
 
@@ -23,15 +24,14 @@ Loss = Callable[..., Tensor]
 Scene = Callable[[Any, pytest.MonkeyPatch], tuple[Loss, Callable[[], object]]]
 
 
-class Halved(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x / 2 if self.training else x
+def halved(module: nn.Module, x: Tensor) -> Tensor:
+    return x / 2 if module.training else x
 
 
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.last, self.drop = nn.Linear(5, 6), nn.Linear(6, 4), Halved()
+        self.first, self.last, self.drop = nn.Linear(5, 6), nn.Linear(6, 4), Forward(halved)
         self.scale = 1.0
         self.register_buffer("kept", torch.ones(6))
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, Subset
 
+from model_cases import Forward
 from noisette import PaddedBuckets, PerExampleClip, Users
 from noisette.run.loading import MeasuredSize, UnmeasuredMemory, records_of
 from oracle import clipped_sum
@@ -34,23 +35,17 @@ def net() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double()
 
 
-class Pooled(nn.Module):
+def pooled(pool: Callable[[Tensor], Tensor]) -> nn.Module:
     """Pools the embeddings of all positions, padding included, without a mask on purpose."""
-
-    def __init__(self, pool: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        torch.manual_seed(8)
-        self.words, self.out, self.pool = nn.Embedding(30, 5), nn.Linear(5, 3), pool
-        self.double()
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.out(self.pool(torch.tanh(self.words(ids))))
+    torch.manual_seed(8)
+    parts = {"words": nn.Embedding(30, 5), "out": nn.Linear(5, 3)}
+    return Forward(lambda m, ids: m.out(pool(torch.tanh(m.words(ids)))), **parts).double()
 
 
 POOLS: dict[str, Make] = {
-    "mean": partial(Pooled, lambda h: h.mean(1)),
-    "last position": partial(Pooled, lambda h: h[:, -1]),
-    "root of the width": partial(Pooled, lambda h: h.sum(1) / h.shape[1] ** 0.5),
+    "mean": partial(pooled, lambda h: h.mean(1)),
+    "last position": partial(pooled, lambda h: h[:, -1]),
+    "root of the width": partial(pooled, lambda h: h.sum(1) / h.shape[1] ** 0.5),
 }
 words = POOLS["mean"]
 

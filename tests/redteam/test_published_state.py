@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_flatten
 from torch.utils.data import Dataset
 
 import noisette
+from model_cases import Forward
 from noisette import PrivacyError
 from noisette.core.noise import SecretKey
 from noisette.core.release import GaussianRelease
@@ -203,21 +204,12 @@ def test_a_run_that_is_closed_within_a_batch_leaves_nothing() -> None:
     assert differences(before, published(model)) == []
 
 
-class Renormalised(nn.Module):
-    def __init__(self, *, trained: bool) -> None:
-        super().__init__()
-        self.words = nn.Embedding(50, 5, max_norm=0.5)
-        self.words.weight.requires_grad_(trained)
-        self.out = nn.Linear(5 * FEATURES, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(self.words(x.abs().long() % 50).flatten(1))
-
-
 @one_by_one
 @pytest.mark.parametrize("trained", [True, False])
 def test_embeddings_that_are_renormalised_are_refused(trained: bool) -> None:
-    model = Renormalised(trained=trained)
+    words = nn.Embedding(50, 5, max_norm=0.5).requires_grad_(trained)
+    out = nn.Linear(5 * FEATURES, CLASSES)
+    model = Forward(lambda m, x: m.out(m.words(x.abs().long() % 50).flatten(1)), words=words, out=out)
     before = published(copy.deepcopy(model))
     with pytest.raises(PrivacyError, match=r"max_norm rescales.*leave max_norm out"):
         train(model)

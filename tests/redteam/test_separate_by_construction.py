@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 import noisette
+from model_cases import Forward
 from noisette import PerExampleClip, PrivacyError, engines
 from oracle import clipped_sum
 from small_loop import loss as cross_entropy
@@ -121,15 +122,6 @@ def test_gradients_of_complex_products_take_the_conjugate_factor(product: Callab
     assert_exact(released(model, loss, X, Y), model, loss, X, Y)
 
 
-class Part(nn.Module):
-    def __init__(self, of_batch: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.of_batch, self.gru = of_batch, nn.GRU(1, 6, batch_first=True).requires_grad_(False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.of_batch(x) + self.gru(x.unsqueeze(2))[0][:, -1]
-
-
 BATCH = [  # centred, in attention to each other, sorted
     *(lambda x: x - 0.9 * x.mean(0), lambda x: torch.softmax(x @ x.t(), 1) @ x + x),
     lambda x: x[x.sum(1).argsort()],
@@ -139,51 +131,48 @@ BATCH = [  # centred, in attention to each other, sorted
 @pytest.mark.parametrize("function", BATCH)
 def test_a_record_moves_a_coupled_model_by_no_more_than_the_bound(function: Callable[[Tensor], Tensor]) -> None:
     torch.manual_seed(1)
-    model = nn.Sequential(Part(function), nn.Linear(6, 3)).double()
+    gru = nn.GRU(1, 6, batch_first=True).requires_grad_(False)
+    part = Forward(lambda m, x: function(x) + m.gru(x.unsqueeze(2))[0][:, -1], gru=gru)
+    model = nn.Sequential(part, nn.Linear(6, 3)).double()
     without = released(model, cross_entropy, X[1:], Y[1:], microbatch=N)
     for record in FORGED:
         with_it = released(model, cross_entropy, torch.cat([record, X[1:]]), Y, microbatch=N)
         assert (with_it - without).norm() <= C * MOST
 
 
-class Keeps(nn.Module):
-    def __init__(self, forward: Callable[[Any, Tensor], Tensor]) -> None:
-        super().__init__()
-        self.layer, self.table, self.kept, self._forward = nn.Linear(6, 3), nn.Embedding(5, 6), list[Tensor](), forward
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self._forward(self, x)
+def keeping(forward: Callable[[Any, Tensor], Tensor]) -> nn.Module:
+    return Forward(forward, layer=nn.Linear(6, 3), table=nn.Embedding(5, 6), kept=[])
 
 
-def carries_detached(m: Keeps, x: Tensor) -> Tensor:
+def carries_detached(m: Any, x: Tensor) -> Tensor:
     last, m.kept = m.kept, [x.detach() * 2]
     return m.layer(x + sum(last, torch.zeros(6)))
 
 
-def carries_the_argument(m: Keeps, x: Tensor) -> Tensor:
+def carries_the_argument(m: Any, x: Tensor) -> Tensor:
     last, m.kept = m.kept, [x]
     return m.layer(last[0] if last else x)
 
 
-def branches_on_any(m: Keeps, x: Tensor) -> Tensor:
+def branches_on_any(m: Any, x: Tensor) -> Tensor:
     return m.layer(x) - (100.0 if torch._is_any_true(x > 100) else 0.0)
 
 
-def reads_a_text(m: Keeps, x: Tensor) -> Tensor:
+def reads_a_text(m: Any, x: Tensor) -> Tensor:
     return m.layer(x) - (100.0 if "e+03" in repr(x) or "1000" in f"{x}" else 0.0)
 
 
-def writes_a_weight(m: Keeps, x: Tensor) -> Tensor:
+def writes_a_weight(m: Any, x: Tensor) -> Tensor:
     with torch.no_grad():
         m.layer.bias.add_(x.mean())
     return m.layer(x)
 
 
-def rescales_a_table(m: Keeps, x: Tensor) -> Tensor:
+def rescales_a_table(m: Any, x: Tensor) -> Tensor:
     return m.layer(F.embedding((x > 0).long()[:, :5], m.table.weight, max_norm=0.1).sum(1))
 
 
-def begins_anew(m: Keeps, x: Tensor) -> Tensor:
+def begins_anew(m: Any, x: Tensor) -> Tensor:
     m.kept = [torch.zeros(6)]
     m.kept.append(m.kept[-1] + x.sum(0))
     return m.layer(m.kept[-1])[None]
@@ -215,7 +204,7 @@ def test_no_value_reaches_another_example(function: Callable[[Any, Tensor], Tens
     other = first.clone()
     other[2] = 1e3
     try:
-        one, two = (sums_of(lambda: Keeps(function), batches) for batches in ([first, second], [other, second]))
+        one, two = (sums_of(lambda: keeping(function), batches) for batches in ([first, second], [other, second]))
     except PrivacyError:
         assert function not in HARMLESS
         return
@@ -229,7 +218,7 @@ def test_no_value_reaches_the_example_that_is_computed_next(carries: Callable[[A
     """A value that leaves torch makes the loss one that is called with one example after the other."""
     begun: list[int] = []
 
-    def forward(m: Keeps, x: Tensor) -> Tensor:
+    def forward(m: Any, x: Tensor) -> Tensor:
         return (carries(m, x) if len(begun) > 6 else m.layer(x)) * (1.0 if x.detach().numpy().sum() > 0 else 0.5)
 
     def loss(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -237,7 +226,7 @@ def test_no_value_reaches_the_example_that_is_computed_next(carries: Callable[[A
         return squares(m, x, y)
 
     with pytest.raises(PrivacyError, match="an earlier call has computed from other examples"):
-        sums_of(lambda: Keeps(forward), [SINGLE[:6], SINGLE[6:12]], loss)
+        sums_of(lambda: keeping(forward), [SINGLE[:6], SINGLE[6:12]], loss)
 
 
 @one_by_one
@@ -278,14 +267,9 @@ def test_texts_are_read_one_example_at_a_time() -> None:
     assert_exact(found, network(), lambda m, x, y, n: cross_entropy(m, x, y) * n, X, Y, lengths)
 
 
-class TimeFirst(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.hidden, self.out = nn.Linear(6, 6), nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        b, t, _ = x.shape
-        return self.out(torch.tanh(self.hidden(x.transpose(0, 1).reshape(t * b, 6))).view(t, b, 6).mean(0))
+def time_first(m: Forward, x: Tensor) -> Tensor:
+    b, t, _ = x.shape
+    return m.out(torch.tanh(m.hidden(x.transpose(0, 1).reshape(t * b, 6))).view(t, b, 6).mean(0))
 
 
 @by_engine
@@ -293,7 +277,7 @@ class TimeFirst(nn.Module):
 def test_inputs_of_another_length_in_a_later_batch(engine: Any, lengths: tuple[int, ...]) -> None:
     """Rows of other examples must not be taken for an example's own, and clipped by their norm."""
     torch.manual_seed(6)
-    model = TimeFirst().double()
+    model = Forward(time_first, hidden=nn.Linear(6, 6), out=nn.Linear(6, 3)).double()
     x = torch.randn(N, 8, 6, dtype=torch.float64) * torch.logspace(-1, 1, N).double()[:, None, None]
     with run_of(model, (x, Y), steps=len(lengths), engine=engine) as run:
         for t, batch in zip(lengths, run.batches(), strict=True):
@@ -314,23 +298,21 @@ class SignBackward(torch.autograd.Function):
         return dy[0].sign()
 
 
-class Between(nn.Module):
-    def __init__(self, between: Callable[[Tensor], Tensor] = lambda h: h, hook: Any = None) -> None:
-        super().__init__()
-        self.first, self.last, self.between, self.hook = nn.Linear(6, 7), nn.Linear(7, 3), between, hook
+def between(between: Callable[[Tensor], Tensor] = lambda h: h, hook: Any = None) -> nn.Module:
+    def forward(m: Forward, x: Tensor) -> Tensor:
+        hidden = between(m.first(x).tanh())
+        if hook is not None:
+            hidden.register_hook(hook)
+        return m.last(hidden)
 
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = self.between(self.first(x).tanh())
-        if self.hook is not None:
-            hidden.register_hook(self.hook)
-        return self.last(hidden)
+    return Forward(forward, first=nn.Linear(6, 7), last=nn.Linear(7, 3))
 
 
 NETS: dict[str, Callable[[], nn.Module]] = {
-    "sign in a hook": lambda: Between(hook=torch.sign),
-    "rows clipped in a hook": lambda: Between(hook=lambda g: g / g.norm(dim=1, keepdim=True).clamp(min=1e-3)),
-    "constant added in a hook": lambda: Between(hook=lambda g: g + 0.5),
-    "function": lambda: Between(SignBackward.apply),
+    "sign in a hook": lambda: between(hook=torch.sign),
+    "rows clipped in a hook": lambda: between(hook=lambda g: g / g.norm(dim=1, keepdim=True).clamp(min=1e-3)),
+    "constant added in a hook": lambda: between(hook=lambda g: g + 0.5),
+    "function": lambda: between(SignBackward.apply),
 }
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from model_cases import Forward
 from noisette import OneByOneWarning, PerExampleClip
 from oracle import clipped_sum
 
@@ -21,16 +22,11 @@ LABELS = torch.tensor([[1, 2, 0], [3, 0, 0], [2, 1, 3], [1, 0, 0], [2, 2, 0], [3
 LABEL_LENGTHS = torch.tensor([2, 1, 3, 1, 2, 2, 2, 1])
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.f = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
-        self.lstm = nn.LSTM(4, 3, num_layers=2, bidirectional=True, batch_first=True)
-        self.gru = nn.GRU(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.f(x)
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    f = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+    lstm = nn.LSTM(4, 3, num_layers=2, bidirectional=True, batch_first=True)
+    return Forward(lambda m, x: m.f(x), f=f, lstm=lstm, gru=nn.GRU(4, 3))
 
 
 def selected(m: Any, x: Tensor, mask: Tensor) -> Tensor:
@@ -132,7 +128,7 @@ CASES: dict[Callable[..., Tensor], tuple[Tensor, ...]] = {
 
 def check(loss: Callable[..., Tensor], batch: tuple[Tensor, ...], capture: Any = "auto", calls: int = 1) -> None:
     """The sum of the last call is that of single examples."""
-    model, given = Net().double(), [x.double() if x.is_floating_point() else x for x in batch]
+    model, given = net().double(), [x.double() if x.is_floating_point() else x for x in batch]
     clip = PerExampleClip(model, 0.5, capture=capture)
     for _ in range(calls):
         clip.pop_sums()
@@ -179,13 +175,13 @@ def test_what_remains_is_computed_one_by_one(loss: Callable[..., Tensor]) -> Non
 
 
 def test_one_microbatch_of_different_masks_leaves_the_others_together() -> None:
-    clip = PerExampleClip(Net(), 1.0)
+    clip = PerExampleClip(net(), 1.0)
     with pytest.warns(OneByOneWarning):
         clip.accumulate(selected, VECTORS[:3], torch.ones(3, 3).tril().bool())
     clip.accumulate(selected, VECTORS, MASKS)
 
 
 def test_what_cannot_be_packed_is_said_as_torch_says_it() -> None:
-    clip = PerExampleClip(Net(), 1.0)
+    clip = PerExampleClip(net(), 1.0)
     with pytest.raises(ValueError, match="length of a packed sequence is zero"):
         clip.accumulate(packed, SEQUENCES, LENGTHS * 0)

@@ -1,8 +1,8 @@
 """Checkpointed blocks inside of ``vmap``: nothing of them is kept, and they come out the same when recomputed."""
 
 import gc
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from model_cases import Forward
 from noisette.clipping.engines import BookKeeping, ReweightGP
 from noisette.core.backward import per_example_gradients
 from noisette.core.clip import ClippedSum, Clipping, Engine
@@ -22,33 +23,32 @@ from small_loop import clipped_by
 ENGINES = [BookKeeping(), ReweightGP()]
 
 
-class Block(nn.Module):
-    def __init__(self, width: int, drop: float) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
-        self.drop = nn.Dropout(drop)
+def block(width: int, drop: float) -> Any:
+    def forward(m: Forward, x: Tensor) -> Tensor:
+        return x + m.down(m.drop(F.gelu(m.up(m.norm(x)))))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(self.drop(F.gelu(self.up(self.norm(x)))))
+    up, down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+    return Forward(forward, norm=nn.LayerNorm(width), up=up, down=down, drop=nn.Dropout(drop))
 
 
-class Net(nn.Module):
+def plain(m: Forward, x: Tensor) -> Tensor:
+    for each in m.blocks:
+        x = each(x)
+    return x
+
+
+def checkpointed(m: Forward, x: Tensor) -> Tensor:
+    for each in m.blocks:
+        x = checkpoint(each, x, use_reentrant=False)
+    return x
+
+
+def net(between: Callable[[Any, Tensor], Tensor] = checkpointed, drop: float = 0.0) -> nn.Module:
     """Two blocks that share a weight, between an embedding and the same embedding."""
-
-    def __init__(self, checkpointed: bool, drop: float = 0.0) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.words = nn.Embedding(11, 6)
-        self.blocks = nn.ModuleList([Block(6, drop), Block(6, drop)])
-        self.blocks[1].up.weight = self.blocks[0].up.weight
-        self.call = partial(checkpoint, use_reentrant=False) if checkpointed else lambda block, x: block(x)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        x = self.words(ids)
-        for block in self.blocks:
-            x = self.call(block, x)
-        return F.linear(x, self.words.weight)
+    torch.manual_seed(0)
+    words, blocks = nn.Embedding(11, 6), nn.ModuleList([block(6, drop), block(6, drop)])
+    blocks[1].up.weight = blocks[0].up.weight
+    return Forward(lambda m, ids: F.linear(between(m, m.words(ids)), m.words.weight), words=words, blocks=blocks)
 
 
 def of_words(model: nn.Module, ids: Tensor) -> Tensor:
@@ -61,12 +61,12 @@ def summed(model: nn.Module, engine: Engine, ids: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda e: type(e).__name__)
 def test_exact(engine: Engine) -> None:
-    ids, model = torch.randint(0, 11, (7, 5)), Net(checkpointed=True).double()
+    ids, model = torch.randint(0, 11, (7, 5)), net().double()
 
     def losses(model: nn.Module, ids: Tensor) -> Tensor:
         return F.cross_entropy(model(ids).transpose(1, 2), ids, reduction="none").mean(1)
 
-    truth = example_gradients(Net(checkpointed=False).double(), losses, (ids,)).clipped(0.05).vector
+    truth = example_gradients(net(plain).double(), losses, (ids,)).clipped(0.05).vector
     torch.testing.assert_close(summed(model, engine, ids), truth, rtol=1e-9, atol=1e-12)
 
 
@@ -75,8 +75,8 @@ def test_exact(engine: Engine) -> None:
 def test_random_numbers_and_precision_are_those_of_the_first_time(engine: Engine, lower: bool) -> None:
     ids = torch.randint(0, 11, (7, 5))
     found: list[Tensor] = []
-    for checkpointed in (False, True):
-        model = Net(checkpointed, drop=0.5)
+    for between in (plain, checkpointed):
+        model = net(between, drop=0.5)
         torch.manual_seed(1)
         with torch.autocast("cpu", torch.bfloat16, enabled=lower):
             found.append(torch.cat([summed(model, engine, ids), torch.rand(3)]))
@@ -96,7 +96,7 @@ class Looking(ReweightGP):
 
 def test_nothing_of_a_block_is_kept() -> None:
     looking = Looking()
-    summed(Net(checkpointed=True), looking, torch.randint(0, 11, (7, 5)))
+    summed(net(), looking, torch.randint(0, 11, (7, 5)))
     assert looking.inside >= 2 * 3
     assert looking.kept == 0
     gc.collect()
@@ -116,27 +116,23 @@ class Twice:
 
 def test_arguments_that_are_asked_for_twice_are_refused() -> None:
     with pytest.raises(PrivacyError, match="turn the checkpoints off"):
-        summed(Net(checkpointed=True), Twice(), torch.randint(0, 11, (7, 5)))
+        summed(net(), Twice(), torch.randint(0, 11, (7, 5)))
 
 
 def test_a_block_that_comes_out_different_is_refused() -> None:
-    class Changing(Net):
-        def forward(self, ids: Tensor) -> Tensor:
-            blocks = iter([self.blocks[0], nn.Sequential(*self.blocks)])
-            again = checkpoint(lambda x: next(blocks)(x), self.words(ids), use_reentrant=False)
-            return F.linear(again, self.words.weight)
+    def changing(m: Any, x: Tensor) -> Tensor:
+        blocks = iter([m.blocks[0], nn.Sequential(*m.blocks)])
+        return checkpoint(lambda x: next(blocks)(x), x, use_reentrant=False)
 
     with pytest.raises(PrivacyError, match="did not do the same"):
-        summed(Changing(checkpointed=True), BookKeeping(), torch.randint(0, 11, (7, 5)))
+        summed(net(changing), BookKeeping(), torch.randint(0, 11, (7, 5)))
 
 
 def test_an_argument_that_was_written_to_is_refused() -> None:
-    class Writing(Net):
-        def forward(self, ids: Tensor) -> Tensor:
-            x = self.words(ids) * 1
-            y = checkpoint(self.blocks[0], x, use_reentrant=False)
-            x.mul_(2)
-            return F.linear(y, self.words.weight)
+    def writing(m: Any, x: Tensor) -> Tensor:
+        y = checkpoint(m.blocks[0], x := x * 1, use_reentrant=False)
+        x.mul_(2)
+        return y
 
     with pytest.raises(PrivacyError, match="changed in place"):
-        summed(Writing(checkpointed=True), BookKeeping(), torch.randint(0, 11, (7, 5)))
+        summed(net(writing), BookKeeping(), torch.randint(0, 11, (7, 5)))

@@ -22,11 +22,19 @@ WORDS = "9b023db13bfc7ae775f57a441e6032c8c744f50d7a1119baa1715b7c1a01a32b"
 BATCHES = "25093a4b00424ad16f36c92ffc00ea74dad5baf38f62866f850a1acebeda044b"
 RUN_BATCHES = "220d49a524d80207bbef8857dbe69cae39d9f0858d76b448d7f2c17f78bb2e6d"
 SIZES = [117, 92, 114, 92, 101, 88, 95, 132, 110, 105, 100, 96, 103, 95, 98, 107, 81, 91, 101, 97]
-NOISE_32 = [2.0732064247131348, -2.4082188606262207, -1.7854981422424316, -0.9749087691307068]
-NOISE_64 = [2.0732061616773554, -2.408218798242452, -1.7854976862796965, -0.9749084428210432]
-DIGESTS = {
-    torch.float32: "94e29c7e060ff03c4616efce847b4e07cef1a82acb817148f85c6875eb88d9cf",
-    torch.float64: "3153829a3a7e4e5f0526edeecaf876d2c75d4344f5e147b9eb1d15192f76f85d",
+NOISE = {  # numbers of elements, the first values and their relative rounding, the digest of all
+    torch.float32: (
+        {"a": 1000, "b": 70_001},
+        [2.0732064247131348, -2.4082188606262207, -1.7854981422424316, -0.9749087691307068],
+        1e-6,
+        "94e29c7e060ff03c4616efce847b4e07cef1a82acb817148f85c6875eb88d9cf",
+    ),
+    torch.float64: (
+        {"a": 1000},
+        [2.0732061616773554, -2.408218798242452, -1.7854976862796965, -0.9749084428210432],
+        2e-15,
+        "3153829a3a7e4e5f0526edeecaf876d2c75d4344f5e147b9eb1d15192f76f85d",
+    ),
 }
 WEIGHTS = [0.05302005261182785, 0.059453606605529785, -0.1476203054189682, -0.07253099977970123]
 WEIGHTED_SUM = -2.47792979
@@ -50,18 +58,13 @@ def test_poisson_batches():
     assert digest(np.concatenate(batches).astype(np.int64)) == BATCHES
 
 
-def test_noise_in_single_precision():
-    tensors = {"a": torch.zeros(1000), "b": torch.zeros(70_001)}
+@pytest.mark.parametrize("dtype", NOISE, ids=str)
+def test_noise(dtype):
+    sizes, first, rounding, whole = NOISE[dtype]
+    tensors = {name: torch.zeros(size, dtype=dtype) for name, size in sizes.items()}
     GaussianNoise(SecretKey(SECRET)).add_(tensors, step=7, std=1.5)
-    assert tensors["a"][:4].tolist() == pytest.approx(NOISE_32, rel=1e-6)
-    assert digest(torch.cat(list(tensors.values())).numpy()) == DIGESTS[torch.float32]
-
-
-def test_noise_in_double_precision():
-    values = torch.zeros(1000, dtype=torch.float64)
-    GaussianNoise(SecretKey(SECRET)).add_({"a": values}, step=7, std=1.5)
-    assert values[:4].tolist() == pytest.approx(NOISE_64, rel=2e-15)
-    assert digest(values.numpy()) == DIGESTS[torch.float64]
+    assert tensors["a"][:4].tolist() == pytest.approx(first, rel=rounding)
+    assert digest(torch.cat([*tensors.values()]).numpy()) == whole
 
 
 @pytest.mark.usefixtures("known_key")

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from model_cases import InBackward
 from noisette import PerExampleClip
 from noisette.run import loading
 from noisette.run.loading import CudaMemory, ProcessMemory
@@ -39,27 +40,6 @@ class Room:
 
     def ran_out(self) -> None:
         self.given_back += 1
-
-
-class EndsInBackward(torch.autograd.Function):
-    """The identity, whose backward pass has no memory where ``fails`` is set."""
-
-    generate_vmap_rule = True
-    fails = False
-
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *dy: Tensor) -> Tensor:
-        if EndsInBackward.fails:
-            raise torch.OutOfMemoryError("out of memory, after most of the work was done")
-        return dy[0]
 
 
 @dataclass
@@ -94,11 +74,16 @@ class Training:
         self.tried.append(len(x))
         self.room.at_work = len(x)
         before = self.run._batch.bounded
-        EndsInBackward.fails = len(x) > self.holds
-        try:
-            self.run.accumulate(lambda model, x, y, at: F.cross_entropy(EndsInBackward.apply(model(x)), y), x, y, at)
-        finally:
-            EndsInBackward.fails = False
+
+        def in_backward(dy: Tensor) -> Tensor:
+            if self.tried[-1] > self.holds:
+                raise torch.OutOfMemoryError("out of memory, after most of the work was done")
+            return dy
+
+        def loss(model: nn.Module, x: Tensor, y: Tensor, at: Tensor) -> Tensor:
+            return F.cross_entropy(InBackward.apply(model(x), in_backward), y)
+
+        self.run.accumulate(loss, x, y, at)
         if self.run._batch.bounded > before:
             self.seen.append(at.tolist())
 

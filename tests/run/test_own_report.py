@@ -9,29 +9,20 @@ from torch import nn
 
 import noisette
 from noisette.nn import lipschitz
+from small_loop import loss, start, take_steps
 
 RECORDS = torch.randn(400, 3), torch.randint(0, 2, (400,))
-CROSS = nn.functional.cross_entropy
 DECLARED: Any = {"sampling_rate": 0.1, "expected_batch_size": 40, "steps": 4, "noise_multiplier": 2.0, "delta": 1e-4}
 
 
-def run_of(
-    model: nn.Module | None = None, *, users: Any = None, ledger: Any = None, declaration: str = "", **clipping: Any
-) -> Any:
+def run_of(model: nn.Module | None = None, clipping: Any = None, **declared: Any) -> noisette.PrivateRun:
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)) if model is None else model
-    clip = noisette.PerExampleClip(model, **(clipping or {"max_grad_norm": 1.5}))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return noisette.privatize(clip, optimizer, RECORDS, users=users, ledger=ledger, declaration=declaration, **DECLARED)
+    clip = {"max_grad_norm": 1.5} if clipping is None else {"clipping": clipping}
+    return start(model, RECORDS, clip=clip, **DECLARED | declared)
 
 
-def trained(run: Any, steps: int = 4) -> Any:
-    for k, batch in enumerate(run.batches()):
-        for x, y in batch.microbatches(64):
-            run.accumulate(lambda model, x, y: CROSS(model(x), y), x, y)
-        run.optimizer.step()
-        run.optimizer.zero_grad()
-        if k + 1 == steps:
-            break
+def trained(run: noisette.PrivateRun, steps: int = 4) -> noisette.PrivateRun:
+    take_steps(run, size=64, steps=steps)
     return run
 
 
@@ -71,10 +62,9 @@ def test_a_statement_within_a_batch_leaves_its_gradients_alone():
     sums = []
     for asks in (False, True):
         torch.manual_seed(0)
-        run = run_of(nn.Linear(3, 2), max_grad_norm=1.0)
-        batch = next(run.batches())
-        for x, y in batch.microbatches(64):
-            run.accumulate(lambda model, x, y: CROSS(model(x), y), x * 0 + 1, y * 0)
+        run = run_of(nn.Linear(3, 2))
+        for x, y in next(run.batches()).microbatches(64):
+            run.accumulate(loss, x * 0 + 1, y * 0)
             if asks:
                 run.statement(delta=1e-4)
         sums.append(float(sum(g.abs().sum() for part in run.bound.pop_sums() for g in part.grads)))
@@ -109,14 +99,8 @@ def test_the_report_is_one_page_with_curve_bounds_settings_and_statement(tmp_pat
         run.report(tmp_path / "report.html", delta=1e-6)
         text = run.statement(delta=1e-4)
     page = (tmp_path / "report.html").read_text()
-    for part in (
-        'role="img"',
-        "ε against steps",
-        "a coin toss is right 50 %",
-        "Privacy statement",
-        "2 of 4",
-        "δ = 1e-6",
-    ):
+    said = 'role="img"', "ε against steps", "a coin toss is right 50 %", "Privacy statement", "2 of 4", "δ = 1e-6"
+    for part in said:
         assert part in page, part
     assert "script" not in page
     assert "http" not in page.replace("http://www.w3.org", "")

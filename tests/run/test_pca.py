@@ -1,9 +1,7 @@
 """Private principal components: one record changes the sum by at most one, and only the noised sum is used."""
 
 import math
-import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,8 +19,8 @@ from noisette.errors import PrivacyError
 from noisette.ranks import Alone
 from noisette.run import pca
 from noisette.run.pca import PrivatePCA
+from page_code import blocks, names_of
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "private-pca.md"
 COST = (("principal components", 1.0),)
 # Rounding error of the difference of two sums over the largest number of records, each of norm at most 2^31.
 MOST_ROUNDING = 2 * 2.0**31 * 2.0**-53
@@ -198,9 +196,7 @@ def test_estimator_of_scikit_learn():
 
 
 def test_page_is_run():
-    [block] = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
-    names: dict[str, Any] = {"__name__": "a_users_module"}
-    exec(block, names)
+    names = names_of(*blocks("docs/how-to/private-pca.md"))
     assert (names["pca"].components_.shape, names["projected"].shape[1]) == ((20, 64), 20)
     assert sorted(type(event).__name__ for event in names["ledger"].events) == ["Gaussian", "PoissonGaussian"]
     assert 0 < names["epsilon"] < 4

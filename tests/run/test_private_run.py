@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import noisette
+from model_cases import Forward
 from noisette import Gaussian, Ledger, MomentsAccountant, PrivacyError, PrivateRun, RdpAccountant
 from noisette.core.batches import Batch
 from noisette.core.noise import GaussianNoise, SecretKey
@@ -28,14 +29,9 @@ X, Y = torch.randn(SIZE, 5, generator=torch.Generator().manual_seed(1)), torch.a
 pytestmark = pytest.mark.usefixtures("known_key")
 
 
-class Small(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.hidden, self.out = nn.Linear(5, 6), nn.Linear(6, 3)
-        self.unused = nn.Parameter(torch.zeros(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(torch.tanh(self.hidden(x)))
+def small() -> Any:
+    parts = {"hidden": nn.Linear(5, 6), "out": nn.Linear(6, 3), "unused": nn.Parameter(torch.zeros(2))}
+    return Forward(lambda m, x: m.out(torch.tanh(m.hidden(x))), **parts)
 
 
 start = partial(start_half, dataset=(X, Y), expected_batch_size=30, clip={"max_grad_norm": 0.7})
@@ -52,7 +48,7 @@ def expected_noise(model: nn.Module, step: int) -> dict[str, Tensor]:
 
 
 def test_gradient_is_the_clipped_sum_and_noise_over_the_constant():
-    model = Small()
+    model = small()
     with start(model) as run:
         for step, batch in enumerate(run.batches()):
             truth = clipped_sum(model, loss, (X[batch.indices], Y[batch.indices]), 0.7)
@@ -71,7 +67,7 @@ def test_gradient_is_the_clipped_sum_and_noise_over_the_constant():
 
 
 def test_pieces_change_nothing():
-    first = Small()
+    first = small()
     other = copy.deepcopy(first)
     for model, size in ((first, 64), (other, 5)):
         with start(model) as run:
@@ -81,7 +77,7 @@ def test_pieces_change_nothing():
 
 
 def test_empty_batch_is_a_step_of_noise_alone():
-    model = Small()
+    model = small()
     with start(model, sampling_rate=1e-300, steps=10) as run:
         for number, step in enumerate(take_steps(run)):
             assert len(step.indices) == 0
@@ -102,7 +98,7 @@ def test_record_that_is_not_a_number_changes_nothing_at_all(engine):
     weights = []
     for x, dropped in ((bad, SIZE), (X, 7)):
         torch.manual_seed(3)
-        model = Small()
+        model = small()
         kept = torch.arange(SIZE) != dropped
         with start(model, dataset=(x, Y, kept), clip={"max_grad_norm": 0.7, "engine": engine}) as run:
             take_steps(run, lambda model, x, y, keep: loss(model, x, y) * keep, size=100)
@@ -117,7 +113,7 @@ def test_two_runs_never_share_noise(monkeypatch):
     for _ in range(2):
         torch.manual_seed(0)
         np.random.seed(0)
-        with start(Small(), sampling_rate=1e-300, steps=1) as run:
+        with start(small(), sampling_rate=1e-300, steps=1) as run:
             grads.append(take_steps(run)[0].grads["hidden.weight"])
     assert not torch.equal(*grads)
 
@@ -144,11 +140,11 @@ def assert_refused(model: nn.Module, error: Any, message: str, **changes: Any) -
 
 @pytest.mark.parametrize(("changes", "message"), PROBLEMS.values(), ids=PROBLEMS)
 def test_declarations_that_are_refused(changes, message):
-    assert_refused(Small(), (ValueError, TypeError), message, **changes)
+    assert_refused(small(), (ValueError, TypeError), message, **changes)
 
 
 def test_given_noise_must_keep_a_given_budget():
-    model = Small()
+    model = small()
     assert_refused(model, PrivacyError, r"beyond the budget of 0\.01", epsilon=0.01, delta=1e-5)
     with start(model, epsilon=1000.0, delta=1e-5) as run:
         assert run.epsilon(delta=1e-5) <= 1000.0
@@ -156,7 +152,7 @@ def test_given_noise_must_keep_a_given_budget():
 
 def test_what_others_spend_meanwhile_ends_a_run_with_a_budget():
     ledger = Ledger()
-    with start(Small(), noise_multiplier=None, epsilon=2.0, delta=1e-5, ledger=ledger) as run:
+    with start(small(), noise_multiplier=None, epsilon=2.0, delta=1e-5, ledger=ledger) as run:
         take_steps(run, steps=1)
         ledger.charge(Gaussian(1.0))
         with pytest.raises(PrivacyError, match="beyond the budget of 2"):
@@ -164,7 +160,7 @@ def test_what_others_spend_meanwhile_ends_a_run_with_a_budget():
 
 
 def test_size_and_epochs_give_rate_and_steps():
-    with start(Small(), sampling_rate=None, public_size=6000, expected_batch_size=60, steps=None, epochs=2) as run:
+    with start(small(), sampling_rate=None, public_size=6000, expected_batch_size=60, steps=None, epochs=2) as run:
         assert (run.event.sampling_rate, run.steps) == (pytest.approx(0.01), 200)
 
 
@@ -172,7 +168,7 @@ def test_length_of_the_data_set_changes_nothing_public():
     public = []
     calibrated = {"noise_multiplier": None, "epsilon": 2.0, "delta": 1e-3, "accountant": RdpAccountant()}
     for n in (SIZE, SIZE - 1, 0):
-        with start(Small(), dataset=(X[:n], Y[:n]), sampling_rate=None, public_size=50, **calibrated) as run:
+        with start(small(), dataset=(X[:n], Y[:n]), sampling_rate=None, public_size=50, **calibrated) as run:
             public.append((run.event, run.steps, run.noise_multiplier, run._release.expected_batch_size))
             take_steps(run)
             public[-1] += (run.steps_taken, run.epsilon(delta=1e-3), dict(run.ledger.events))
@@ -181,13 +177,13 @@ def test_length_of_the_data_set_changes_nothing_public():
 
 @pytest.mark.parametrize("accountant", [RdpAccountant(), MomentsAccountant()], ids=lambda a: a.name)
 def test_calibrated_run_stays_within_its_budget(accountant):
-    with start(Small(), noise_multiplier=None, epsilon=2.0, delta=1e-5, accountant=accountant) as run:
+    with start(small(), noise_multiplier=None, epsilon=2.0, delta=1e-5, accountant=accountant) as run:
         take_steps(run)
         assert 2.0 * 0.98 <= run.epsilon(delta=1e-5) <= 2.0
 
 
 def test_epsilon_where_delta_is_below_the_tail():
-    with start(Small(), noise_multiplier=0.6) as run:
+    with start(small(), noise_multiplier=0.6) as run:
         take_steps(run)
         assert run.epsilon(delta=1e-30) == math.inf
         with pytest.raises(ValueError, match="delta"):
@@ -196,7 +192,7 @@ def test_epsilon_where_delta_is_below_the_tail():
 
 def test_step_is_reserved_before_its_batch_is_drawn(tmp_path, monkeypatch):
     ledger = noisette.Ledger(tmp_path / "ledger.jsonl")
-    with start(Small(), ledger=ledger, steps=20) as run:
+    with start(small(), ledger=ledger, steps=20) as run:
         reserved, draw = [], type(run._sampler).indices
 
         def indices(sampler: Any, *, step: int) -> np.ndarray:
@@ -215,7 +211,7 @@ def whole(run: PrivateRun) -> tuple[Tensor, Tensor]:
 
 
 def test_step_after_a_part_of_the_batch():
-    with start(Small()) as run:
+    with start(small()) as run:
         x, y = next(next(run.batches()).microbatches(4))
         run.accumulate(loss, x, y)
         with pytest.raises(PrivacyError, match="4 examples of this batch went through"):
@@ -223,7 +219,7 @@ def test_step_after_a_part_of_the_batch():
 
 
 def test_batch_gone_through_twice():
-    with start(Small()) as run:
+    with start(small()) as run:
         batch = next(run.batches())
         for x, y in batch.microbatches(8):
             run.accumulate(loss, x, y)
@@ -235,7 +231,7 @@ def test_batch_gone_through_twice():
 
 @pytest.mark.parametrize("change", [lambda x: x[:-1], lambda x: torch.cat([x, x])], ids=["fewer", "more"])
 def test_rows_that_are_not_those_of_the_microbatch(change):
-    with start(Small()) as run:
+    with start(small()) as run:
         x, y = whole(run)
         with pytest.raises(PrivacyError, match="give one for each example of the microbatch"):
             run.accumulate(loss, change(x), change(y))
@@ -244,7 +240,7 @@ def test_rows_that_are_not_those_of_the_microbatch(change):
 
 
 def test_batch_without_a_step():
-    with start(Small()) as run:
+    with start(small()) as run:
         batches = run.batches()
         next(batches)
         for again in (batches, run.batches()):
@@ -253,7 +249,7 @@ def test_batch_without_a_step():
 
 
 def test_stray_backward():
-    model = Small()
+    model = small()
     with start(model) as run:
         x, y = whole(run)
         run.accumulate(loss, x, y)
@@ -267,7 +263,7 @@ def test_stray_backward():
 
 
 def test_parameters_that_join_or_thaw_during_the_run():
-    model, other = Small(), nn.Linear(2, 2)
+    model, other = small(), nn.Linear(2, 2)
     for change in (
         lambda run: run.optimizer.add_param_group({"params": other.parameters()}),
         lambda run: model.hidden.requires_grad_(True),
@@ -290,7 +286,7 @@ def test_a_tensor_that_the_loss_has_kept_is_explained_where_it_is_read():
         return value
 
     def train() -> None:
-        with start(Small()) as run:
+        with start(small()) as run:
             run.accumulate(keeps, *whole(run))
             torch.stack(kept).mean()
 

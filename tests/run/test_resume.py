@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from model_cases import Forward
 from noisette import AdaptiveClip, Ledger, PerExampleClip, PoissonGaussian, PrivacyError, PrivateRun, RdpAccountant
 from noisette.accounting import atomic_files
 from noisette.core.release import GaussianRelease
@@ -23,25 +24,18 @@ SGD, ADAMW = partial(torch.optim.SGD, lr=0.1, momentum=0.9), partial(torch.optim
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"momentum": SGD, "AdamW": ADAMW}
 
 
-class Small(nn.Module):
+def small(width: int = 6) -> Any:
     """With a frozen layer, tied weights and a buffer."""
-
-    def __init__(self, width: int = 6) -> None:
-        super().__init__()
-        self.first, self.hidden, self.out = nn.Linear(5, 5), nn.Linear(5, width), nn.Linear(width, 3)
-        self.again = self.hidden
-        self.first.requires_grad_(False)
-        self.register_buffer("scale", torch.tensor(2.0))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(torch.tanh(self.scale * self.again(self.first(x))))
+    first, hidden, out = nn.Linear(5, 5).requires_grad_(False), nn.Linear(5, width), nn.Linear(width, 3)
+    parts = {"first": first, "hidden": hidden, "out": out, "again": hidden, "scale": torch.tensor(2.0)}
+    return Forward(lambda m, x: m.out(torch.tanh(m.scale * m.again(m.first(x)))), **parts)
 
 
 Pair = tuple[PerExampleClip, torch.optim.Optimizer]
 
 
 def pair(model: nn.Module | None = None, optimizer: str = "momentum", rule: str = "flat") -> Pair:
-    model = model if model is not None else Small()
+    model = model if model is not None else small()
     trained = [p for p in model.parameters() if p.requires_grad]
     return PerExampleClip(model, **copy.deepcopy(RULES[rule])), OPTIMIZERS[optimizer](trained)
 
@@ -82,7 +76,7 @@ def state(parts: Pair) -> list[Tensor]:
 @pytest.mark.usefixtures("known_key")
 def test_a_resumed_run_ends_where_it_would_have_ended(optimizer, rule, tmp_path):
     """To the last bit, with noise and sampling forced to be those of the run that was not cut."""
-    model = Small()
+    model = small()
     whole, first = (pair(copy.deepcopy(model), optimizer, rule) for _ in range(2))
     with begin(tmp_path / "whole", whole, steps=8) as run:
         take_steps(run)
@@ -90,7 +84,7 @@ def test_a_resumed_run_ends_where_it_would_have_ended(optimizer, rule, tmp_path)
     with run.ledger, run:
         take_steps(run, steps=3)
         run.save(tmp_path / "cut" / "saved")
-    second = pair(Small(), optimizer, rule)
+    second = pair(small(), optimizer, rule)
     with go_on(tmp_path / "cut", second) as run:
         assert (run.steps_taken, run.steps_lost, run.steps_left) == (3, 0, 5)
         take_steps(run)
@@ -199,16 +193,16 @@ def assert_refused(folder: Path, parts: Pair, error: Any, message: str, **option
         Ledger(folder / "ledger.jsonl", dataset="mine").close()
 
 
-def frozen(model: Small) -> Small:
+def frozen(model: Any) -> Any:
     model.hidden.requires_grad_(False)
     return model
 
 
 OTHERS: dict[str, tuple[Callable[[], Pair], str]] = {
-    "another width": (lambda: pair(Small(7)), r"hidden.weight: \(6, 5\) of torch.float32 in the checkpoint, \(7, 5\)"),
-    "another type": (lambda: pair(Small().double()), r"float32 in the checkpoint, .* of torch.float64 in the model"),
+    "another width": (lambda: pair(small(7)), r"hidden.weight: \(6, 5\) of torch.float32 in the checkpoint, \(7, 5\)"),
+    "another type": (lambda: pair(small().double()), r"float32 in the checkpoint, .* of torch.float64 in the model"),
     "another layer": (lambda: pair(nn.Sequential(nn.Linear(5, 3))), "first.weight: in the checkpoint, but not in"),
-    "other frozen parts": (lambda: pair(frozen(Small())), "the optimizer held other parameters"),
+    "other frozen parts": (lambda: pair(frozen(small())), "the optimizer held other parameters"),
     "another optimizer": (lambda: pair(optimizer="AdamW"), "the optimizer was SGD, not AdamW"),
     "another rule": (lambda: pair(rule="adaptive"), "another clipping rule"),
 }

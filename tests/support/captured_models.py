@@ -60,41 +60,28 @@ def with_public_statistics(norm: Any, make: Callable[[], nn.Module] = vgg_with_b
     return convert_batch_norm(make(), to=norm, public=torch.randn(6, 2, 8, 8))
 
 
-class Reader(nn.Module):
-    def __init__(self, kind: type[nn.RNNBase], dropout: float = 0.0) -> None:
-        super().__init__()
-        self.words = nn.Embedding(WORDS, 4)
-        self.states = kind(4, 5, num_layers=2, bidirectional=True, batch_first=True, dropout=dropout)
-        self.scores = nn.Linear(10, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.scores(self.states(self.words(x))[0].mean(1))
+def reader(kind: type[nn.RNNBase], dropout: float = 0.0) -> nn.Module:
+    states = kind(4, 5, num_layers=2, bidirectional=True, batch_first=True, dropout=dropout)
+    parts = {"words": nn.Embedding(WORDS, 4), "states": states, "scores": nn.Linear(10, 3)}
+    return Forward(lambda m, x: m.scores(m.states(m.words(x))[0].mean(1)), **parts)
 
 
-class Encoder(nn.Module):
-    def __init__(self, dropout: float = 0.0) -> None:
-        super().__init__()
-        layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=dropout, batch_first=True)
-        self.words = nn.Embedding(WORDS, 8)
-        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        self.scores = nn.Linear(8, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.scores(self.layers(self.words(x), src_key_padding_mask=x == 0).mean(1))
+def encoder(dropout: float = 0.0) -> nn.Module:
+    layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=dropout, batch_first=True)
+    layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    parts = {"words": nn.Embedding(WORDS, 8), "layers": layers, "scores": nn.Linear(8, 3)}
+    return Forward(lambda m, x: m.scores(m.layers(m.words(x), src_key_padding_mask=x == 0).mean(1)), **parts)
 
 
-class Decoder(nn.Module):
-    def __init__(self, dropout: float = 0.0) -> None:
-        super().__init__()
-        layer = nn.TransformerDecoderLayer(8, 2, 12, dropout=dropout, batch_first=True, norm_first=True)
-        self.words = nn.Embedding(WORDS, 8)
-        self.layers = nn.TransformerDecoder(layer, 2)
-        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(5))
-
-    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
-        mask, padding = self.mask.to(self.words.weight), memory == 0
+def decoder(dropout: float = 0.0) -> nn.Module:
+    def forward(m: Forward, x: Tensor, memory: Tensor) -> Tensor:
+        mask, padding = m.mask.to(m.words.weight), memory == 0
         given = {"tgt_mask": mask, "tgt_is_causal": True, "memory_key_padding_mask": padding}
-        return self.layers(self.words(x), self.words(memory), **given) @ self.words.weight.T  # tied
+        return m.layers(m.words(x), m.words(memory), **given) @ m.words.weight.T  # tied
+
+    layer = nn.TransformerDecoderLayer(8, 2, 12, dropout=dropout, batch_first=True, norm_first=True)
+    parts = {"words": nn.Embedding(WORDS, 8), "layers": nn.TransformerDecoder(layer, 2)}
+    return Forward(forward, **parts, mask=nn.Transformer.generate_square_subsequent_mask(5))
 
 
 def read_and_written(b: int) -> Batch:
@@ -143,10 +130,10 @@ MODELS = {
     "VGG, public batch norm": Model(lambda: with_public_statistics(PublicBatchNorm), images, entropy),
     "VGG, per-example batch norm": Model(lambda: with_public_statistics(PerExampleBatchNorm), images, entropy),
     "BiLSTM, layer norm": Model(lambda: networks.ln_bilstm_dl((3, 4), 3, dropout=0.0), labelled(3, 4), entropy),
-    "LSTM": Model(lambda: Reader(nn.LSTM), words(4), entropy),
-    "GRU": Model(lambda: Reader(nn.GRU), words(4), entropy),
-    "Transformer encoder": Model(Encoder, padded_words, entropy),
-    "Transformer decoder": Model(Decoder, read_and_written, squares),
+    "LSTM": Model(lambda: reader(nn.LSTM), words(4), entropy),
+    "GRU": Model(lambda: reader(nn.GRU), words(4), entropy),
+    "Transformer encoder": Model(encoder, padded_words, entropy),
+    "Transformer decoder": Model(decoder, read_and_written, squares),
     "tied embedding": Model(lambda: Forward(tied, words=nn.Embedding(WORDS, 5)), words(4), entropy),
     "rotary tables made inside": Model(lambda: Forward(rotated, queries=nn.Linear(4, 4)), floats(5, 4), squares),
     "tensors made inside": Model(

@@ -18,6 +18,7 @@ from noisette.run.per_example import PerExampleClip
 from oracle import Clipped, example_gradients
 
 ENGINES: list[Engine] = [BookKeeping(), ReweightGP(), PerExampleLoop(), Vmap(chunk_size=3)]
+every_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: type(e).__name__)
 # What torch.func cannot differentiate, and why.
 NOT_FOR_VMAP = {"data written into a weight": "a tensor without example axis cannot be written into"}
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}

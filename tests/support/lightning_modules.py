@@ -14,7 +14,6 @@ lightning = pytest.importorskip("lightning.pytorch", reason="lightning is not in
 from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
 from lightning.pytorch.loggers import CSVLogger  # noqa: E402
 
-import noisette  # noqa: E402
 from noisette.integrations.lightning import make_private  # noqa: E402
 
 SIZE = 8
@@ -77,8 +76,3 @@ def loader(dataset: Any = None, batch_size: int = 2) -> DataLoader[Any]:
 
 def held_out() -> DataLoader[Any]:
     return DataLoader(TensorDataset(*rows(shift=0.1)), batch_size=2)
-
-
-def released(folder: Path) -> int:
-    with noisette.Ledger(folder / "ledger.jsonl") as ledger:
-        return int(sum(ledger.events.values()))

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -109,3 +109,9 @@ def _rank(rank, size, store, results, known_key, planted, work, args) -> None:
     results.close()
     results.join_thread()
     dist.destroy_process_group()
+
+
+def assert_refused(outcomes: Sequence[Outcome], said: str, error: str = "PrivacyError") -> None:
+    """All ranks ended with this error, which says so."""
+    for outcome in outcomes:
+        assert (outcome.error, said in outcome.text.replace("\n", " ")) == (error, True), outcome

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import small_loop
+from model_cases import Forward
 from noisette import AdaptiveClip, GroupwiseClipping, PerExampleClip, PrivateRun, Ranks, Users
 from noisette.core.noise import GaussianNoise
 from noisette.nn import PublicBatchNorm, convert_batch_norm
@@ -149,18 +150,10 @@ def taken(*run: Any, size: int = 5, **given: Any) -> int:
 
 def a_wrapper_inside() -> int:
     """A part of the model is in ``DistributedDataParallel``, with a buffer that it would send in each call."""
-
-    class Holder(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            inside = network()
-            inside.register_buffer("extra", torch.zeros(3))
-            self.part = DistributedDataParallel(inside)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.part(x)
-
-    return taken(PerExampleClip(Holder(), 0.5), size=1 if other() else 9)
+    inside = network()
+    inside.register_buffer("extra", torch.zeros(3))
+    model = Forward(lambda m, x: m.part(x), part=DistributedDataParallel(inside))
+    return taken(PerExampleClip(model, 0.5), size=1 if other() else 9)
 
 
 def a_static_graph() -> int:

@@ -97,6 +97,15 @@ def course_of(run: PrivateRun, model: nn.Module, size: Any = 7, loss: Callable[.
     return course
 
 
+def differences(course: Course, truth: Course) -> list[float]:
+    """The largest differences of each parameter's gradient in each step."""
+    return [
+        float((found[name] - grad).abs().max())
+        for found, expected in zip(course.grads, truth.grads, strict=True)
+        for name, grad in expected.items()
+    ]
+
+
 def in_small_buckets(**settings: Any) -> Course:
     """:func:`take_steps` where few values are exchanged at once."""
     with pytest.MonkeyPatch.context() as patch:

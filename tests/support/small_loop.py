@@ -1,16 +1,19 @@
 """A small model and its training loop, for tests of loops and optimizers."""
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from noisette import PerExampleClip, PrivateRun, privatize
+from noisette import Ledger, PerExampleClip, PrivateRun, privatize
 from noisette.core.batches import Batch
+from noisette.core.noise import GaussianNoise
 from oracle import clipped_sum
 
 C, RECORDS = 0.5, 40
@@ -21,6 +24,11 @@ Y = torch.arange(RECORDS) % 3
 def small_model() -> nn.Sequential:
     torch.manual_seed(4)
     return nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+
+
+def small_pair(kind: Callable[..., Any] = torch.optim.SGD, lr: float = 0.3) -> tuple[nn.Sequential, Any]:
+    model = small_model()
+    return model, kind(model.parameters(), lr=lr)
 
 
 def small_run(model: nn.Module, optimizer: Any, *, steps: int = 3, dataset: Any = (X, Y), **clip: Any) -> PrivateRun:
@@ -82,6 +90,21 @@ def take_steps(
         if len(taken) == steps:
             break
     return taken
+
+
+def scale_noise(patch: pytest.MonkeyPatch, factor: float) -> None:
+    """All noise is multiplied by this."""
+    whole = GaussianNoise.add_
+
+    def add(source: GaussianNoise, tensors: Any, *, std: float = 1.0, **others: Any) -> None:
+        whole(source, tensors, std=std * factor, **others)
+
+    patch.setattr(GaussianNoise, "add_", add)
+
+
+def paid(folder: Path) -> int:
+    """How many releases the ledger in this folder counts."""
+    return sum(Ledger.read(folder / "ledger.jsonl").events.values())
 
 
 def losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:

@@ -21,17 +21,9 @@ def records(lengths: Sequence[int] = LENGTHS) -> list[dict[str, Any]]:
 
 
 def config(dropout: float = 0.0, **changed: Any) -> BertConfig:
-    return BertConfig(
-        vocab_size=40,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=64,
-        hidden_dropout_prob=dropout,
-        attention_probs_dropout_prob=dropout,
-        **changed,
-    )
+    sizes = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 2, "max_position_embeddings": 64}
+    return BertConfig(**sizes, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout, **changed)
 
 
 def model(dropout: float = 0.0) -> BertForSequenceClassification:

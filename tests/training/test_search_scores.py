@@ -9,6 +9,7 @@ import torch
 from scipy import stats
 from torch import nn
 
+from model_cases import Forward
 from noisette.accounting import Gaussian, Ledger, noise_multiplier_for
 from noisette.data import DataSet, Split
 from noisette.data.dataset import Target
@@ -17,15 +18,9 @@ from noisette.training.report.facts import NumberFigures
 from noisette.training.search import HeldOutScore, PublicScore, right_answers
 
 
-class MixesTheBatch(nn.Module):
-    """Its outputs depend on all examples of a batch, also in evaluation."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(3, 4)
-
-    def forward(self, x):
-        return self.linear(x - 5 * x.mean(0))
+def mixes_the_batch(m, x):
+    """Outputs depend on all examples of a batch, also in evaluation."""
+    return m.linear(x - 5 * x.mean(0))
 
 
 def split_of(records, classes=4, seed=0):
@@ -62,7 +57,9 @@ def test_right_answers_are_those_of_each_example_by_itself():
     assert 0 < by_hand < 40
 
 
-@pytest.mark.parametrize("model", [MixesTheBatch(), nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 4))])
+@pytest.mark.parametrize(
+    "model", [Forward(mixes_the_batch, linear=nn.Linear(3, 4)), nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 4))]
+)
 def test_one_record_moves_the_count_by_one_at_most(model):
     split = split_of(30)
     whole = right_answers(model, split, classes=True)
