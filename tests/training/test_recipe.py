@@ -194,6 +194,7 @@ def test_a_model_and_an_optimizer_that_are_chosen_have_their_own_settings():
     adam = default_recipe({"name": "mnist"}, optimizer="adam").training
     assert (adam.optimizer, adam.momentum) == ("adam", 0.0)
     assert (adam.lr or 0) < 0.01
+    assert [default_recipe({"name": "sst2"}, backbone=one).training.lr for one in (None, "minilm-l6")] == [10.0, 0.05]
     assert default_recipe({"name": "sst2"}, "transformer", optimizer="sgd").training.lr == 1.0
     assert default_recipe({"name": "mnist"}, optimizer="sgd") == default_recipe({"name": "mnist"})
     own = {"name": "own.csv", "size": 700}
