@@ -335,21 +335,17 @@ class PerExampleClip:
         """The clipped sum of a microbatch: by one call of the loss, or where that cannot be, one for each example."""
         if not self._is_one_by_one:
             try:
-                return self._step(loss, microbatch, clipping, public, once=self._is_sharded)
+                return self._at_once(loss, microbatch, clipping, public, max(2, microbatch.count // 2))
             except (NotVectorizedError, UncoveredError, NotImplementedError) as error:
                 if self._is_sharded:  # other ranks wait
                     raise
                 microbatch.check_unwritten()
-                groups = error.groups if isinstance(error, ExamplesDisagreeError) else ()
-                if 0 < len(groups) <= max(2, microbatch.count // 2):
-                    rows = (microbatch.of_rows(numbers) for numbers in groups)
-                    return together([self._clipped_sum(loss, each, clipping, public) for each in rows])
                 fact = (str(error) or f"the loss raises {type(error).__name__}").partition("\n")[0].partition(". ")[0]
                 cause = error.cause if isinstance(error, NotVectorizedError) else f"{fact}."
                 from noisette.clipping.engines import OneByOneWarning, says_one_by_one
 
                 warnings.warn(says_one_by_one(cause), OneByOneWarning, stacklevel=4)  # as an error, it has its cause
-                self._is_one_by_one = not groups or microbatch.count > _FEW
+                self._is_one_by_one = not isinstance(error, ExamplesDisagreeError) or microbatch.count > _FEW
                 self._may_call_model_at_once &= isinstance(error, NotVectorizedError)
         from noisette.clipping.engines import calls_of_loss, clipped_sum_of, clipped_sum_one_by_one
 
@@ -367,6 +363,20 @@ class PerExampleClip:
             found = clipped_sum_one_by_one(LossCall(loss, self.model, microbatch, self.buffers), trained, clipping)
         self._may_call_model_at_once = False
         return found
+
+    def _at_once(
+        self, loss: Loss, microbatch: Microbatch, clipping: Clipping, public: tuple[Tensor, ...], calls: int
+    ) -> ClippedSum:
+        """The clipped sum by one call of the loss for all examples that go one way; so many more calls may follow."""
+        try:
+            return self._step(loss, microbatch, clipping, public, once=self._is_sharded)
+        except ExamplesDisagreeError as error:
+            left = (calls - len(error.groups)) // len(error.groups)  # for each of them
+            if left < 0 or self._is_sharded:
+                raise
+            microbatch.check_unwritten()
+            rows = (microbatch.of_rows(numbers) for numbers in error.groups)
+            return together([self._at_once(loss, each, clipping, public, left) for each in rows])
 
     def _step(
         self, loss: Loss, microbatch: Microbatch, clipping: Clipping, public: tuple[Tensor, ...], *, once: bool
