@@ -69,6 +69,7 @@ class Microbatch:
     @cached_property
     def count(self) -> int:
         """The number of examples; a PrivacyError if no tensor, or tensors of different lengths, tell it."""
+        check_layouts(self.tensors)
         shapes = [tuple(tensor.shape) for tensor in self.tensors]
         if not shapes:
             raise PrivacyError("the loss has no tensor as an argument: pass examples after it, a dictionary without *")
@@ -111,6 +112,12 @@ class Microbatch:
                 "the loss writes into its arguments, and has to be called once more, because it cannot be vectorised "
                 "as it is; let it write into a copy, such as x = x.clone()"
             )
+
+
+def check_layouts(columns: Iterable[Tensor]) -> None:
+    """Check that torch takes rows out of these tensors."""
+    if odd := {column.layout for column in columns} - {torch.strided, torch.sparse_coo}:
+        raise TypeError(f"no rows are taken out of a tensor in the layout {odd.pop()}: give tensor.to_dense()")
 
 
 def _has_entries(value: Any) -> bool:
