@@ -140,10 +140,9 @@ def _no_kept_casts() -> Iterator[None]:
 
 def reason_of(error: BaseException) -> str:
     """The first line of an error, short; of a loss that a graph cannot follow, what it does."""
-    if isinstance(error, NotVectorizedError):
-        return error.cause  # its way out is for a loss that no call of its own can compute
-    lines = str(error).strip().splitlines() or [""]
-    first = lines[0] if isinstance(error, CaptureError) else f"{type(error).__name__}: {lines[0]}"
+    said = error.cause if isinstance(error, NotVectorizedError) else str(error).strip()
+    lines = said.splitlines() or [""]
+    first = lines[0] if isinstance(error, CaptureError | NotVectorizedError) else f"{type(error).__name__}: {lines[0]}"
     return first if len(first) <= _LONGEST else first[: _LONGEST - 2] + " …"
 
 
