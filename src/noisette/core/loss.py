@@ -19,7 +19,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.stateless import _reparametrize_module  # pyright: ignore[reportPrivateImportUsage]
 
 from noisette.core.trees import leaves, map_leaves, tensors
-from noisette.errors import PrivacyError
+from noisette.errors import PrivacyError, has_rows
 
 
 class Loss(Protocol):
@@ -69,7 +69,7 @@ class Microbatch:
     @cached_property
     def count(self) -> int:
         """The number of examples; a PrivacyError if no tensor, or tensors of different lengths, tell it."""
-        check_layouts(self.tensors)
+        has_rows(self.tensors)
         shapes = [tuple(tensor.shape) for tensor in self.tensors]
         if not shapes:
             raise PrivacyError("there is no tensor among the arguments: pass examples, a dictionary without *")
@@ -112,12 +112,6 @@ class Microbatch:
                 "the loss writes into its arguments, and has to be called once more, because it cannot be vectorised "
                 "as it is; let it write into a copy, such as x = x.clone()"
             )
-
-
-def check_layouts(columns: Iterable[Tensor]) -> None:
-    """Check that torch takes rows out of these tensors."""
-    if odd := {column.layout for column in columns} - {torch.strided, torch.sparse_coo}:
-        raise TypeError(f"no rows are taken out of a tensor in the layout {odd.pop()}: give tensor.to_dense()")
 
 
 def _has_entries(value: Any) -> bool:

@@ -27,7 +27,6 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default
 
 from noisette import errors as checks
 from noisette.core.batches import Batch, MicrobatchSize, Records
-from noisette.core.loss import check_layouts
 from noisette.core.steps import generator_apart, seed_secretly
 from noisette.core.trees import map_leaves, tensors
 from noisette.errors import PrivacyError
@@ -128,7 +127,7 @@ def records_of(dataset: Any, collate_fn: Collate | None = None, dtype: torch.dty
             "numpy.timedelta64(1, 'D') and texts by a tokenizer"
         )
     held = tuple(each for each in columns if isinstance(each, Tensor))
-    check_layouts(held)
+    checks.has_rows(held)
     if any(isinstance(column, np.ma.MaskedArray) for column in columns):
         raise TypeError("a column has masked values, which would be trained on; fill them, as by column.filled(0)")
     if len(lengths := {len(column) for column in columns}) != 1:
