@@ -1,8 +1,9 @@
-"""How long the models that go one by one take: the clipped sum of a batch against a plain step of the same batch.
+"""How long the models that go one by one take, against a plain step of the same batch.
 
     python -m experiments.zoo_times [--only PART]
 
-Prints one row per model: the ratio of processor times on one thread, for batches of 16 and 32 examples.
+For batches of 16 and 32 examples: processor times on one thread of the clipped sum, and of a plain step for each
+example, as ratios to forward and backward of the whole batch. They are printed, and kept beside the results of the zoo.
 """
 
 from __future__ import annotations
@@ -17,15 +18,16 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from experiments.zoo import LIBRARIES, entries, measured
-from experiments.zoo_check import WAYS, Entry, plain_gradients
+from experiments.zoo import LIBRARIES, RESULTS, _read, _save, entries
+from experiments.zoo_check import WAYS, Entry, one, plain_gradients
 from noisette import PerExampleClip
 
 SIZES = 16, 32
 
 
-def ratio(entry: Entry, size: int) -> float:
-    """Processor time of the clipped sum over that of forward and backward, medians of five after a warm-up."""
+def ratios(entry: Entry, size: int) -> tuple[float, float]:
+    """Of the clipped sum, and of a plain step for each example."""
+    torch.manual_seed(0)
     model, parts = entry.make(False), list[dict[str, Tensor]]()
     with patch.object(torch, "manual_seed"):  # each call draws other examples
         while sum(len(next(iter(part.values()))) for part in parts) < size:
@@ -37,13 +39,19 @@ def ratio(entry: Entry, size: int) -> float:
         clip.accumulate(entry.loss, batch)
         clip.pop_sums()
 
+    def each() -> None:
+        for k in range(size):
+            plain_gradients(model, one(batch, k), entry.loss)
+
+    plain = _seconds(lambda: plain_gradients(model, batch, entry.loss))
     try:
-        return _seconds(private) / _seconds(lambda: plain_gradients(model, batch, entry.loss))
+        return round(_seconds(private) / plain, 1), round(_seconds(each) / plain, 1)
     finally:
         clip.close()
 
 
 def _seconds(step: Callable[[], object]) -> float:
+    """The median of five calls, after one."""
     step()
     found = []
     for _ in range(5):
@@ -59,11 +67,13 @@ def main() -> None:
     only = parser.parse_args().only
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    slow = {name for name, result in measured().items() if result.get("way") == WAYS[1] and only in name}
-    for library in {name.partition("/")[0] for name in slow} & LIBRARIES.keys():
-        for name, entry in entries(library).items():
-            if name in slow:
-                print(f"{name:50}", *(f"{ratio(entry, size):6.1f}" for size in SIZES), flush=True)
+    for name, entry in {name: entry for library in LIBRARIES for name, entry in entries(library).items()}.items():
+        if only in name and _read(RESULTS)["models"].get(name, {}).get("way") == WAYS[1]:
+            found = {str(size): ratios(entry, size) for size in SIZES}
+            print(f"{name:50}", *found.values(), flush=True)
+            held = _read(RESULTS)
+            held["models"][name]["times a plain step"] = found
+            _save(RESULTS, held)
 
 
 if __name__ == "__main__":
