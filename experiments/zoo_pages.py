@@ -11,6 +11,8 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
+from textwrap import wrap
 from typing import Any
 
 from experiments.marked import replaced
@@ -34,6 +36,10 @@ OTHERS = {
 # Why a model could not be tried.
 REASONS = LIBRARY, OTHER = "another library is not installed", "another error of the model's own code"
 NOTE = 160  # characters of a message
+NOTES = {  # instead of a message
+    "transformers/Aimv2Model": "in transformers an unpadded text attends both ways if it is alone, and backwards "
+    "beside a padded one, compiled, or by eager attention; a run computes the latter"
+}
 
 Rows = Sequence[Mapping[str, str]]
 
@@ -45,12 +51,12 @@ def rows() -> list[dict[str, str]]:
     for library in LIBRARIES:
         for model, result in sorted(found.items()):
             if result["library"] == library:
-                listed.append({"library": library, "name": model.partition("/")[2], **_row(result)})
+                listed.append({"library": library, "name": model.partition("/")[2], **_row(NOTES.get(model), result)})
     return listed
 
 
-def _row(result: Mapping[str, Any]) -> dict[str, str]:
-    outcome, message = result["outcome"], (result["message"] or "").partition("\n")[0][:NOTE]
+def _row(note: str | None, result: Mapping[str, Any]) -> dict[str, str]:
+    outcome, message = result["outcome"], note or (result["message"] or "").partition("\n")[0][:NOTE]
     if outcome == "exact":
         return {"result": f"exact, {result['way']}", "note": message}
     if outcome == "not built":
@@ -113,15 +119,27 @@ def counts(models: Rows) -> str:
     untrained = [row["name"] for row in models if row["result"].startswith("exact") and row["note"]]
     lines.append(f"\n{exact - len(untrained):,} of the exact ones also train with their own dropout.")
     lines.append(f"With it, these fail in plain PyTorch: {', '.join(untrained)}." if untrained else "")
-    return "\n".join(lines).rstrip()
+    return "\n".join([*lines, *slowness()]).rstrip()
+
+
+def slowness() -> list[str]:
+    """How long a batch takes one by one, as `experiments.zoo_times` has measured."""
+    kept = [found["times a plain step"]["32"] for found in measured().values() if "times a plain step" in found]
+    own, each = map(sorted, zip(*kept, strict=True))
+    return wrap(
+        f"One by one, a batch of 32 takes {median(own):.0f} times a plain step (median of {len(own)} of them; "
+        f"{own[0]:.0f} to {own[-1]:.0f}), and 32 plain steps of one example take {median(each):.0f} times "
+        f"({each[0]:.0f} to {each[-1]:.0f}), because models so small take as long for one as for many.",
+        120,
+    )
 
 
 def others(models: Rows) -> list[str]:
     """A line for each result beside the four, with the models that have it."""
     lines = []
     for result, text in OTHERS.items():
-        names = [row["name"] for row in models if row["result"] == result]
-        lines += [f"{len(names)} {text}: {', '.join(names)}."] if names else []
+        names = [f"{row['name']} ({row['note']})" for row in models if row["result"] == result]
+        lines += wrap(f"{len(names)} {text}: {', '.join(names)}.", 120) if names else []
     return lines
 
 

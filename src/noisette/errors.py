@@ -137,6 +137,12 @@ def offers(method: str, such_as: str, **arguments: object) -> None:
             raise TypeError(f"expected {name} as an object such as {such_as}, got {name}={value!r}")
 
 
+def has_rows(tensors: Sequence[Any]) -> None:
+    """Check that torch takes rows out of these tensors."""
+    if odd := {str(tensor.layout) for tensor in tensors} - {"torch.strided", "torch.sparse_coo"}:
+        raise TypeError(f"no rows are taken out of a tensor in the layout {odd.pop()}: give tensor.to_dense()")
+
+
 def exactly_one(**arguments: object) -> None:
     """One of the arguments is given and the others are ``None``, or a ``ValueError`` names them."""
     given = [name for name, value in arguments.items() if value is not None]

@@ -49,6 +49,17 @@ def test_other_engines(engine: Engine) -> None:
     assert len(clip.capture_problems) == 1
 
 
+def test_a_branch_on_a_random_number_is_named_and_the_step_stays_vectorised() -> None:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x if torch.rand(()) < 0.5 else -x).square().sum()
+
+    clip = PerExampleClip(net().double(), 0.3, capture="graph")
+    with pytest.warns(CaptureWarning, match="or a random number; choose by torch.where.$") as said:
+        for _ in range(3):
+            clip.accumulate(loss, torch.randn(5, 4).double())
+    assert len(said) == 1 and clip.capture_problems
+
+
 @pytest.mark.parametrize("name", ["LeNet-5", "LSTM", "Transformer encoder", "VGG, group norm"])
 def test_autocast(name: str) -> None:
     """Operations in bfloat16, which have a relative precision of 4e-3."""

@@ -131,6 +131,26 @@ def test_where_most_examples_disagree_each_is_computed_alone() -> None:
         torch.testing.assert_close(summed(net(form), x), truth, rtol=1e-9, atol=1e-12)
 
 
+def test_where_each_of_many_branches_divides_the_examples_each_is_computed_alone() -> None:
+    x, calls = 2.0 * torch.cartesian_prod(*[torch.arange(2)] * 4).double() - 1, []
+
+    def forward(m: Forward, x: Tensor) -> Tensor:
+        calls.append(1)
+        for k in range(4):
+            x = m.f(x) if x[0, k] > 0 else x - m.f(x).tanh()
+        return x
+
+    truth = example_gradients(net(forward), squares, (x,)).clipped(0.5).vector
+    clip = PerExampleClip(net(forward), 0.5, capture="eager")
+    with pytest.warns(OneByOneWarning, match="as a Python number"):
+        clip.accumulate(squares, x)
+    found = torch.cat([g.flatten() for g in clip.pop_sums()[0].grads])
+    torch.testing.assert_close(found, truth, rtol=1e-9, atol=1e-12)
+    calls.clear()
+    clip.accumulate(squares, x)
+    assert len(calls) <= 1 + len(x)
+
+
 @pytest.mark.parametrize("capture", ["graph", "auto"])
 @pytest.mark.filterwarnings("ignore::noisette.capture.captured.CaptureWarning")
 def test_a_graph_holds_no_answer_of_another_batch(capture: str) -> None:

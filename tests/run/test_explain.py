@@ -50,7 +50,15 @@ def largest(x: Tensor) -> float:
     return x.abs().max().item()
 
 
+def places(x: Tensor) -> int:
+    return len(x.nonzero())
+
+
 def test_a_value_of_an_example_is_named_with_its_innermost_line():
+    counted = explain(
+        net(), lambda model, x, y: loss(model, x, y) * places(x), torch.ones(len(X), *X.shape[1:]).tril(), Y
+    )
+    assert counted.line.endswith(": return len(x.nonzero())")
     found = explain(net(), lambda model, x, y: loss(model, x / largest(x), y), X, Y)
     assert found.uses == ()
     assert found.line.endswith(": return x.abs().max().item()")

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
-from noisette import OwnRecords, PrivacyError, Users
+from noisette import OwnRecords, PerExampleClip, PrivacyError, Users
 from noisette.core.batches import PoissonSampler
 from noisette.core.noise import SecretKey
 from noisette.run.loading import records_of, without_frames
@@ -52,6 +52,8 @@ def test_rows_of_sparse_columns_and_of_no_other_layout():
     for refused in (x.to_sparse_csr, x.to_sparse_csc):
         with pytest.raises(TypeError, match=r"sparse_cs.*to_dense"):
             records_of((refused(),))
+        with pytest.raises(TypeError, match=r"sparse_cs.*to_dense"):
+            PerExampleClip(small_model(), 1.0).accumulate(of, refused())
 
 
 def test_a_column_without_numbers_is_refused_and_its_remedy_trains():

@@ -57,7 +57,7 @@ def test_quick_models_are_sixty_of_the_exact_ones() -> None:
     assert set(QUICK) <= set(EXACT)
 
 
-# Aimv2 has no causal mask in a plain call, and one where code is told that it is compiled.
+# Its text has a causal mask where it is compiled, padded, or computed beside a padded one; in a run always.
 KNOWN = {"transformers/Aimv2Model": "wrong"}
 
 

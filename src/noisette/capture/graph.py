@@ -20,6 +20,8 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
+from noisette.core.vmap import NotVectorizedError
+
 Function = Callable[..., Sequence[Tensor]]
 
 _LOG = logging.getLogger("noisette.capture")
@@ -138,9 +140,10 @@ def _no_kept_casts() -> Iterator[None]:
 
 
 def reason_of(error: BaseException) -> str:
-    """The first line of an error, short."""
-    lines = str(error).strip().splitlines() or [""]
-    first = lines[0] if isinstance(error, CaptureError) else f"{type(error).__name__}: {lines[0]}"
+    """The first line of an error, short; of a loss that a graph cannot follow, what it does."""
+    said = error.cause if isinstance(error, NotVectorizedError) else str(error).strip()
+    lines = said.splitlines() or [""]
+    first = lines[0] if isinstance(error, CaptureError | NotVectorizedError) else f"{type(error).__name__}: {lines[0]}"
     return first if len(first) <= _LONGEST else first[: _LONGEST - 2] + " …"
 
 

@@ -33,19 +33,16 @@ from noisette.errors import PrivacyError
 class OneByOneWarning(UserWarning):
     """The loss cannot be vectorised; its examples are computed one after the other, with the same result."""
 
-
-def says_one_by_one(cause: str) -> str:
-    """The warning, given why the loss cannot be vectorised."""
-    return (
-        f"{cause} Each example is therefore computed in a call of its own, from the outputs of the model on where that "
-        "can be vectorised: the sum is the same, and may take as long as so many microbatches of one example."
-    )
+    def __init__(self, cause: str) -> None:
+        super().__init__(
+            f"{cause} Each example is therefore computed in a call of its own, from the outputs of the model on where "
+            "that can be vectorised: the sum is the same, and may take as long as so many microbatches of one example."
+        )
 
 
 def clipped_sum_one_by_one(call: LossCall, parameters: Mapping[str, Tensor], clipping: Clipping) -> ClippedSum:
     """The clipped sum of a microbatch, by one call of the loss for each example."""
-    parts = (_loss_and_gradients(call, k, parameters) for k in range(call.batch.count))
-    return _clipped_in_parts(parts, clipping)
+    return _clipped_in_parts((_loss_and_gradients(call, k, parameters) for k in range(call.batch.count)), clipping)
 
 
 def _clipped_in_parts(parts: Iterable[tuple[Tensor, Mapping[str, Tensor]]], clipping: Clipping) -> ClippedSum:
@@ -144,12 +141,6 @@ def record_rows(model: TrainedModel, batch: Microbatch, *, one_by_one: bool) -> 
     A ``PrivacyError`` says that an argument or output has no rows, an argument has a gradient, or the model refuses
     ``vmap`` for a reason that one row at a time would not remove.
     """
-    shapes = [tuple(tensor.shape) for tensor in batch.tensors]
-    if not shapes or not all(shape[:1] == shapes[0][:1] != () for shape in shapes):
-        raise PrivacyError(
-            f"expected the model to be called with tensors that have one row for each record, got the shapes {shapes}; "
-            "make constants buffers of the model, or numbers"
-        )
     if any(tensor.requires_grad for tensor in batch.tensors):
         raise PrivacyError(
             "the private model was called with a tensor that requires gradients, and none flow through it: give it "
@@ -162,7 +153,7 @@ def record_rows(model: TrainedModel, batch: Microbatch, *, one_by_one: bool) -> 
                 output, rows, recording = recorded(code, model, batch)
                 return _returned(batch.count, output, rows, recording)
             except NotVectorizedError as error:
-                warnings.warn(says_one_by_one(error.cause), OneByOneWarning, stacklevel=7)
+                warnings.warn(OneByOneWarning(error.cause), stacklevel=7)
         outputs = []
         for k in range(batch.count):
             one = batch.of_rows([k])

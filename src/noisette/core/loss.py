@@ -19,7 +19,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.stateless import _reparametrize_module  # pyright: ignore[reportPrivateImportUsage]
 
 from noisette.core.trees import leaves, map_leaves, tensors
-from noisette.errors import PrivacyError
+from noisette.errors import PrivacyError, has_rows
 
 
 class Loss(Protocol):
@@ -69,13 +69,14 @@ class Microbatch:
     @cached_property
     def count(self) -> int:
         """The number of examples; a PrivacyError if no tensor, or tensors of different lengths, tell it."""
+        has_rows(self.tensors)
         shapes = [tuple(tensor.shape) for tensor in self.tensors]
         if not shapes:
-            raise PrivacyError("the loss has no tensor as an argument: pass examples after it, a dictionary without *")
+            raise PrivacyError("there is no tensor among the arguments: pass examples, a dictionary without *")
         if len({shape[:1] for shape in shapes}) > 1 or not shapes[0]:
             raise PrivacyError(
-                f"expected tensors with one row per example, got the shapes {', '.join(map(str, shapes))}; pass a "
-                "constant number as a number of Python, and declare a constant tensor: accumulate(..., public=[tensor])"
+                f"expected tensors with one row per example, got the shapes {', '.join(map(str, shapes))}; make "
+                "constants numbers of Python or buffers of the model, or declare them: accumulate(..., public=[tensor])"
             )
         return shapes[0][0]
 

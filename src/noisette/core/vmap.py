@@ -429,9 +429,7 @@ def one_example(
             rows = [tensor.unsqueeze(1) for tensor in batch.tensors]
             with vmap_level(batch.count) as level:
                 yield level, [add_example_axis(row, 0, level) for row in rows]
-        except torch.OutOfMemoryError:
-            raise
         except (RuntimeError, ValueError) as error:
-            if isinstance(error, PrivacyError) or (said := explained(error, model)) is None:
+            if isinstance(error, PrivacyError | torch.OutOfMemoryError) or (said := explained(error, model)) is None:
                 raise
             raise said from error

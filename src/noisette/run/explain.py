@@ -210,7 +210,7 @@ def _seen_vectorised(model: nn.Module, loss: Loss, batch: Microbatch, public: tu
 
 
 _OWN = Path(noisette.__file__).parent
-_LIBRARIES = (str(Path(torch.__file__).parent), *[str(_OWN / folder) for folder in ("core", "clipping", "run")])
+_LIBRARIES = (str(Path(torch.__file__).parent), *[str(_OWN / part) for part in ("core", "clipping", "rules", "run")])
 
 
 def _line_of(error: BaseException, handled: BaseException | None) -> str:

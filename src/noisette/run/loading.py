@@ -127,8 +127,7 @@ def records_of(dataset: Any, collate_fn: Collate | None = None, dtype: torch.dty
             "numpy.timedelta64(1, 'D') and texts by a tokenizer"
         )
     held = tuple(each for each in columns if isinstance(each, Tensor))
-    if odd := {column.layout for column in held} - {torch.strided, torch.sparse_coo}:
-        raise TypeError(f"no rows are taken out of a column in the layout {odd.pop()}: give column.to_dense()")
+    checks.has_rows(held)
     if any(isinstance(column, np.ma.MaskedArray) for column in columns):
         raise TypeError("a column has masked values, which would be trained on; fill them, as by column.filled(0)")
     if len(lengths := {len(column) for column in columns}) != 1:

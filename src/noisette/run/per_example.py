@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -167,8 +167,7 @@ class PerExampleClip:
 
     def reshard(self) -> None:
         """Leave each rank its shards alone, where the model is sharded and was called since."""
-        if self._is_sharded:
-            self._shards.reshard()
+        self._shards.reshard()
 
     def accumulate(self, loss: Loss, *batch: Any, public: Iterable[Tensor] = (), **keywords: Any) -> None:
         """Add the clipped gradients of these examples to the running sum, given the loss of one example.
@@ -197,8 +196,8 @@ class PerExampleClip:
                 refresh(self.model)  # in its own buffers: copies are dropped after a call, a graph has no hooks
         if self._is_sharded:
             with in_step(self.ranks, "a microbatch"), self._shards.gathered(self.ranks):
-                clipped = self._clipped_sum(loss, microbatch, clipping_of(groups), public)
-            self._add(self._shards.land(clipped.sums, self._trained(), self.ranks), clipped.norms)
+                clipped = self._step(loss, microbatch, clipping_of(groups), public, once=True)  # other ranks wait
+            self._add(self._shards.land(clipped.sums, self._trained().parameters, self.ranks), clipped.norms)
             return
         if self._captured is None or self._is_one_by_one or microbatch.has_other_entries:
             clipped = self._clipped_sum(loss, microbatch, clipping_of(groups), public)
@@ -223,7 +222,7 @@ class PerExampleClip:
     def _check_alone(self, loss: Loss, microbatch: Microbatch, alone: float) -> None:
         """Refuse a loss over a batch, which has no gradient for any example alone, and has one for several joined."""
         # The gradient of a sum or mean of losses of one example has at most the norm of all examples alone, added up.
-        trained = [p for p in self._trained().values() if p.requires_grad]
+        trained = [p for p in self._trained().parameters.values() if p.requires_grad]
         try:
             with torch.random.fork_rng(devices=[]), self.buffers.lent():
                 value = loss(self.model, *microbatch.args, **microbatch.kwargs).sum()
@@ -245,7 +244,7 @@ class PerExampleClip:
         self._batch_groups()
         with in_step(self.ranks, "a microbatch"), self._shards.gathered(self.ranks):
             pass
-        self._sums.add(self._shards.land({}, self._trained(), self.ranks))
+        self._sums.add(self._shards.land({}, self._trained().parameters, self.ranks))
 
     def record_rows(self, batch: Microbatch) -> Returned:
         """Call the model with the rows of these arguments apart, for a loop that computes losses by itself."""
@@ -255,8 +254,7 @@ class PerExampleClip:
         if self._is_sharded:
             way_out = "call run.accumulate(loss, *batch), or give each rank the whole model"
             raise PrivacyError(f"a sharded model takes the loss of one example: {way_out}")
-        model = TrainedModel(self.model, self._trained(), self.buffers, self._outside)
-        returned = record_rows(model, batch, one_by_one=self._is_one_by_one)
+        returned = record_rows(self._trained(), batch, one_by_one=self._is_one_by_one)
         self._is_one_by_one |= returned.call.recording is None
         return returned
 
@@ -267,7 +265,7 @@ class PerExampleClip:
         self._check_open()
         clipping = clipping_of(self._trained_groups())
         with _without_autocast(next(iter(calls[0].gradients.values())).device.type):
-            clipped = clipped_sum_of(calls, scale, self.engine, self._trained(), clipping)
+            clipped = clipped_sum_of(calls, scale, self.engine, self._trained().parameters, clipping)
         self._add(clipped.sums, clipped.norms)
 
     def pop_sums(self) -> list[BoundedSum]:
@@ -317,10 +315,8 @@ class PerExampleClip:
                 return self._step(loss, microbatch, clipping, public, once=True)
         try:
             return self._called(loss, microbatch, clipping, public)
-        except (PrivacyError, torch.OutOfMemoryError):
-            raise
-        except Exception:
-            if not self._skips_errors or self._is_sharded:
+        except Exception as error:
+            if isinstance(error, PrivacyError | torch.OutOfMemoryError) or not self._skips_errors:
                 raise
             microbatch.check_unwritten()
             if half := microbatch.count // 2:
@@ -335,36 +331,31 @@ class PerExampleClip:
         """The clipped sum of a microbatch: by one call of the loss, or where that cannot be, one for each example."""
         if not self._is_one_by_one:
             try:
-                return self._step(loss, microbatch, clipping, public, once=self._is_sharded)
+                step = partial(self._step, loss, clipping=clipping, public=public, once=False)
+                return _in_ways(step, microbatch, max(2, microbatch.count // 2))
             except (NotVectorizedError, UncoveredError, NotImplementedError) as error:
-                if self._is_sharded:  # other ranks wait
-                    raise
                 microbatch.check_unwritten()
-                groups = error.groups if isinstance(error, ExamplesDisagreeError) else ()
-                if 0 < len(groups) <= max(2, microbatch.count // 2):
-                    rows = (microbatch.of_rows(numbers) for numbers in groups)
-                    return together([self._clipped_sum(loss, each, clipping, public) for each in rows])
                 fact = (str(error) or f"the loss raises {type(error).__name__}").partition("\n")[0].partition(". ")[0]
                 cause = error.cause if isinstance(error, NotVectorizedError) else f"{fact}."
-                from noisette.clipping.engines import OneByOneWarning, says_one_by_one
+                from noisette.clipping.engines import OneByOneWarning
 
-                warnings.warn(says_one_by_one(cause), OneByOneWarning, stacklevel=4)  # as an error, it has its cause
-                self._is_one_by_one = not groups or microbatch.count > _FEW
+                warnings.warn(OneByOneWarning(cause), stacklevel=4)  # as an error, it has its cause
+                self._is_one_by_one = not isinstance(error, ExamplesDisagreeError) or microbatch.count > _FEW
                 self._may_call_model_at_once &= isinstance(error, NotVectorizedError)
         from noisette.clipping.engines import calls_of_loss, clipped_sum_of, clipped_sum_one_by_one
 
-        trained = self._trained()
-        model = TrainedModel(self.model, trained, self.buffers, self._outside)
+        model = self._trained()
         with shared_numbers(loss, self.buffers.seed) as (loss, _):
             if self._may_call_model_at_once:
                 try:
                     record = partial(recorded, model=model, batch=microbatch, public=public, recompute=recompute)
                     calls = calls_of_loss(loss, model, microbatch, record, self._opened)
                     with _without_autocast(microbatch.tensors[0].device.type):
-                        return clipped_sum_of([calls], 1, self.engine, trained, clipping)
+                        return clipped_sum_of([calls], 1, self.engine, model.parameters, clipping)
                 except (NotVectorizedError, MissingRuleError, NotImplementedError):
                     microbatch.check_unwritten()
-            found = clipped_sum_one_by_one(LossCall(loss, self.model, microbatch, self.buffers), trained, clipping)
+            call = LossCall(loss, self.model, microbatch, self.buffers)
+            found = clipped_sum_one_by_one(call, model.parameters, clipping)
         self._may_call_model_at_once = False
         return found
 
@@ -372,9 +363,7 @@ class PerExampleClip:
         self, loss: Loss, microbatch: Microbatch, clipping: Clipping, public: tuple[Tensor, ...], *, once: bool
     ) -> ClippedSum:
         """The clipped sum of a microbatch, by one call of the loss; ``once``: no part of it is computed again."""
-        trained = self._trained()
-        repeats = not once and getattr(self.engine, "repeats_the_pass", False)
-        model = TrainedModel(self.model, trained, self.buffers, self._outside)
+        repeats, model = not once and getattr(self.engine, "repeats_the_pass", False), self._trained()
         code = _code_of(loss), self.model.training
         seeded = shared_numbers(loss, self.buffers.seed)
         with nullcontext((loss, bool)) if code in self._known_losses else seeded as (called, has_drawn):
@@ -386,19 +375,19 @@ class PerExampleClip:
             elif not forward.recording.has_asked:  # otherwise another batch may go another way
                 self._known_losses.add(code)
             with _without_autocast(forward.losses.device.type):
-                return self.engine.clipped_sum(forward, trained, clipping)
+                return self.engine.clipped_sum(forward, model.parameters, clipping)
 
     def _check_open(self) -> None:
         if self._closed:
             raise PrivacyError("this clip was closed, so it records nothing: make a new PerExampleClip of the model")
 
-    def _trained(self) -> dict[str, Tensor]:
-        """The parameters that the losses see, without those that were frozen since."""
-        return {name: p for name, p in self._whole.items() if self.parameters[name].requires_grad}
+    def _trained(self) -> TrainedModel:
+        """What the losses see, of the parameters those that were not frozen since."""
+        trained = {name: p for name, p in self._whole.items() if self.parameters[name].requires_grad}
+        return TrainedModel(self.model, trained, self.buffers, self._outside)
 
     def _trained_groups(self) -> list[Group]:
-        trained = {name for name, p in self.parameters.items() if p.requires_grad}
-        groups = self._batch_groups()
+        trained, groups = self._trained().parameters, self._batch_groups()
         if len(trained) == len(self.parameters):
             return groups
         return [replace(group, names=tuple([name for name in group.names if name in trained])) for group in groups]
@@ -424,6 +413,18 @@ def _check_initialized(model: nn.Module) -> None:
             f"{', '.join(lazy)}: a lazy module has no parameters before its first input. Call the model once with a "
             "public input, and give its parameters to the optimizer after that"
         )
+
+
+def _in_ways(step: Callable[[Microbatch], ClippedSum], batch: Microbatch, calls: int) -> ClippedSum:
+    """The clipped sum, by one call for all examples that go one way; so many more may follow the first one."""
+    try:
+        return step(batch)
+    except ExamplesDisagreeError as error:
+        if calls < len(error.groups):
+            raise
+        batch.check_unwritten()
+        left = calls // len(error.groups) - 1  # for each of them
+        return together(_in_ways(step, batch.of_rows(numbers), left) for numbers in error.groups)
 
 
 def _code_of(loss: Any) -> object:
