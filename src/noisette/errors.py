@@ -113,20 +113,50 @@ def _whole_from(least: int, arguments: dict[str, object]) -> None:
             raise ValueError(f"expected {name} >= {least}, got {name}={value}")
 
 
-def all_of(*checks: Callable[[], Any]) -> list[Any]:
-    """Run every check, then report all problems at once, or return what the checks returned.
+def said_by(error: Exception) -> str:
+    """The message of an error; of one of the system, its file and what is wrong with it."""
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
-    Raises:
-        ValueError: the messages of all checks that failed, in one line.
+
+class Mistakes:
+    """What is wrong with a request, found by several checks and raised at once.
+
+    >>> mistakes = Mistakes()
+    >>> mistakes.check(lambda: positive(a=0)), mistakes.check(lambda: float("1")), mistakes.check(lambda: count(b=-1))
+    (None, 1.0, None)
+    >>> mistakes.refuse()
+    Traceback (most recent call last):
+    ValueError: expected a finite a > 0, got a=0
+    expected b >= 1, got b=-1
     """
-    found, problems = [], []
-    for check in checks:
+
+    def __init__(self) -> None:
+        self._found: dict[str, bool] = {}  # whether it is about privacy, by the message: two checks may find the same
+
+    def add(self, *messages: str) -> None:
+        self._found |= dict.fromkeys(messages, False)
+
+    def check(self, check: Callable[[], Value]) -> Value | None:
+        """What the check returns, or ``None`` where it raises a mistake, which is kept."""
         try:
-            found.append(check())
-        except (ValueError, TypeError) as error:
-            problems.append(str(error))
-    if problems:
-        raise ValueError("; ".join(problems))
+            return check()
+        except (ValueError, TypeError, OSError, PrivacyError) as error:
+            self._found[said_by(error)] = isinstance(error, PrivacyError)
+            return None
+
+    def refuse(self, between: str = "\n") -> None:
+        """Raise all messages as a ``PrivacyError`` if one of them is, else as a ``ValueError``, if there are any."""
+        if self._found:
+            raise (PrivacyError if any(self._found.values()) else ValueError)(between.join(self._found))
+
+
+def all_of(*checks: Callable[[], Any]) -> list[Any]:
+    """Run every check, then report all problems at once, in one line, or return what the checks returned."""
+    mistakes = Mistakes()
+    found = [mistakes.check(check) for check in checks]
+    mistakes.refuse("; ")
     return found
 
 

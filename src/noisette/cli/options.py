@@ -5,14 +5,14 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from noisette.accounting.registry import ACCOUNTANTS
-from noisette.errors import PrivacyError
+from noisette.errors import PrivacyError, said_by
 
 INTERRUPTED = 130  # the exit code that shells expect after Ctrl-C
 TERMINATED = 143  # and after SIGTERM
@@ -26,10 +26,7 @@ def plain_errors() -> Iterator[None]:
     except RecursionError:
         _refuse("a file is nested too deeply to be read")
     except (ValueError, TypeError, OverflowError, OSError, PrivacyError) as error:
-        said = str(error)
-        if isinstance(error, OSError) and error.strerror and error.filename:
-            said = f"{error.filename}: {error.strerror}"
-        _refuse("\n".join([said, *getattr(error, "__notes__", [])]))
+        _refuse("\n".join([said_by(error), *getattr(error, "__notes__", [])]))
     except RuntimeError as error:
         if not str(error).startswith("Symlink loop"):  # from Path.resolve, before Python 3.13
             raise
@@ -42,8 +39,21 @@ def _refuse(message: str) -> NoReturn:
 
 
 def option(metavar: str, text: str, default: str | None = None, *names: str, panel: str | None = None) -> Any:
-    """An option with one value and a help text, which shows this default where there is no value to show."""
-    return typer.Option(*names, metavar=metavar, help=text, show_default=default or True, rich_help_panel=panel)
+    """An option with one value and a help text, which shows this default where there is no value to show.
+
+    With metavar F, or N for a whole one, it is read as a number. A text that is none stays, and the check of the
+    number's range names it with all other mistakes.
+    """
+    read, shown = number if metavar in ("F", "N") else None, default or True
+    return typer.Option(*names, metavar=metavar, help=text, show_default=shown, rich_help_panel=panel, parser=read)
+
+
+def number(text: str) -> Any:
+    """The number that is written in a text, or the text if there is none."""
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    return text
 
 
 def flag(name: str, text: str, *, panel: str | None = None) -> Any:
@@ -51,14 +61,14 @@ def flag(name: str, text: str, *, panel: str | None = None) -> Any:
     return typer.Option(name, help=text, show_default=False, rich_help_panel=panel)
 
 
-def _registered(name: str) -> str:
+def check_accountant(name: str) -> None:
+    """Check that an accountant has this name."""
     if name not in ACCOUNTANTS:
-        raise typer.BadParameter(f"{name!r} is not one of {', '.join(ACCOUNTANTS)}.")
-    return name
+        raise ValueError(f"expected --accountant to be one of {', '.join(ACCOUNTANTS)}, got {name!r}")
 
 
 def _accountant(text: str) -> Any:
-    return typer.Option("--accountant", parser=_registered, metavar=f"[{'|'.join(ACCOUNTANTS)}]", help=text)
+    return option(f"[{'|'.join(ACCOUNTANTS)}]", text)
 
 
 def whole_numbers(option: str, given: str, example: str, *, count: int = 0, most: float = math.inf) -> tuple[int, ...]:
@@ -100,22 +110,32 @@ def number_or_names(classes: str) -> int | tuple[str, ...]:
     return int(classes) if classes.isdecimal() else listed("classes", classes)
 
 
-MOST_STEPS, MOST_RECORDS = 10**12, 10**15  # beyond any training: floating point would no longer tell runs apart
+MOST_STEPS, MOST_RECORDS, MOST_OF_ONE = (
+    10**12,
+    10**15,
+    100_000,
+)  # beyond any training: floating point would no longer tell runs apart
 
 
 def at_most(most: int, **arguments: float | None) -> None:
     """Each argument that is given is at most this, or a ``ValueError`` names it."""
     for name, value in arguments.items():
-        if value is not None and value > most:
-            raise ValueError(f"expected {name} <= {most:.0e}, more than any training has; give a smaller {name}")
+        if isinstance(value, int | float) and value > most:
+            raise ValueError(f"expected {name} <= {most:.0e}, got {name}={value}, more than any training has")
+
+
+def check_new(out: Path) -> None:
+    """Check that nothing is at the place of what is to be written."""
+    if out.exists():
+        raise ValueError(f"{out} exists; choose another --out, or move it away")
 
 
 _DESCRIPTIONS = "; ".join(f"{name}: {accountant.description}" for name, accountant in ACCOUNTANTS.items())
 AccountantName = Annotated[str, _accountant(f"Computes the cost; pld is the tightest. {_DESCRIPTIONS}.")]
 OneOrAllAccountants = Annotated[str | None, _accountant("Computes the cost; without it, every accountant.")]
 OUT = "The run folder. An older run there is kept as DIR.replaced-1."
-EPSILON = typer.Option(help="Privacy budget, in nats: above 0.")
-DELTA = typer.Option(help="Probability with which the bound on epsilon may fail: above 0, below 1.")
+EPSILON = option("F", "Privacy budget, in nats: above 0.")
+DELTA = option("F", "Probability with which the bound on epsilon may fail: above 0, below 1.")
 FactsAsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON object, that of run.json with the folder, and nothing else.")
 ]

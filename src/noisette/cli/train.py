@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import os
+import re
 import secrets
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -29,11 +30,12 @@ from noisette.accounting.registry import described
 from noisette.cli import options
 from noisette.cli.options import INTERRUPTED, TERMINATED, DataDir, FactsAsJson, flag, option, plain_errors
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
+from noisette.data.dataset import refuse
 from noisette.nn.models import names as model_names
 from noisette.nn.models.backbones import PACKAGES
 from noisette.training import keep_freed_memory
 from noisette.training import recipe as recipes
-from noisette.training.recipe import BATCH_NORMS, BATCHES, OPTIMIZERS, Recipe, load_data, load_public
+from noisette.training.recipe import BATCH_NORMS, BATCHES, OPTIMIZERS, Recipe, Settings, load_data, load_public
 from noisette.training.run_folder import RunFolder, in_words, key_in, unfinished_runs
 from noisette.training.run_folder import sign as sign_run
 
@@ -62,7 +64,7 @@ _SETTINGS = (
     "Settings in a file; the options below override it. The accountant is set there alone: privacy.accountant is one "
     f"of {', '.join(recipes.accountant_names())}."
 )
-_RECIPE = typer.Argument(metavar="RECIPE.toml", help=_SETTINGS, exists=True, dir_okay=False)
+_RECIPE = typer.Argument(metavar="RECIPE.toml", help=_SETTINGS)
 _COLUMNS = "What is declared about each column of a CSV, and the facts below; noisette schema writes one."
 _FILES = f"{', '.join(data_sets.names())}; or a folder of images, a .csv, .jsonl, .parquet, .xlsx or .npz of your own."
 _MODELS = f"{', '.join(model_names())}; or package.module:callable, called with (example shape, classes)."
@@ -130,7 +132,7 @@ def train(
     test: Annotated[_Text, _declared("FILE", "CSV: a second file, to test with.")] = None,
     holdout: Annotated[_Number, _declared("F", _TESTED, None, "--holdout", "--hold-out")] = None,
     users: Annotated[_Text, _declared("COLUMN", _USERS, "for records")] = None,
-    records_per_user: Annotated[_Whole, _declared("K", "The most records of one user that are used.")] = None,
+    records_per_user: Annotated[_Whole, _declared("N", "The most records of one user that are used.")] = None,
     public_users: Annotated[_Whole, _declared("N", "Number of users, if it is public: it may save noise.")] = None,
     as_json: FactsAsJson = False,
 ) -> None:
@@ -143,16 +145,19 @@ def train(
     Without any option: digits, a small convolutional network, epsilon 3, delta 1e-4, in a few seconds. Ctrl-C or
     SIGTERM saves the run after the current step, and --resume continues it; a second Ctrl-C ends at once.
     """
-    signing = key_in(sign) if sign and os.environ.get("RANK", "0") == "0" else None
+    mistakes, signed_here = checks.Mistakes(), sign if os.environ.get("RANK", "0") == "0" else None
+    signing = signed_here and mistakes.check(lambda: key_in(signed_here))
     if resume:
-        if others := [option for option in _asked(context) if option not in ("--resume", "--json", "--sign")]:
-            raise ValueError(f"--resume continues a run with the settings it began with; leave out {', '.join(others)}")
-        RunFolder.unfinished(resume)  # refuses before torch is imported, which takes seconds
+        if others := ", ".join(own for own in _asked(context) if own not in ("--resume", "--json", "--sign")):
+            mistakes.add(f"--resume continues a run with the settings it began with; leave out {others}")
+        mistakes.check(lambda: RunFolder.unfinished(resume))  # before torch is imported, which takes seconds
+        mistakes.refuse()
         report(lambda: _go_on(resume), as_json, signing)
         return
-    run = settled(context)
-    if "RANK" not in os.environ:  # before torch is imported, which takes seconds; ranks refuse input together
-        run = run.checked()
+    ending = "-not-private" if without_privacy else ""
+    run = settled(context, mistakes, out, ending, RunFolder, plain=without_privacy)
+    if run.private and run.loaded:
+        mention_weak(run.recipe.privacy.epsilon, run.loaded[0].declared_size)
     report(run.begin, as_json, signing)
 
 
@@ -180,20 +185,6 @@ class Run:
         training = training if self.has_rate else replace(training, optimizer="sgd", lr=None)
         return replace(self, recipe=replace(self.recipe, training=training), private=False)
 
-    def checked(self) -> Run:
-        """The run with its data, after all checks that need no torch."""
-        RunFolder(self.out)
-        recipes.check_names(self.recipe.data.name, self.recipe.public.data, self.recipe.model.name)
-        if not self.private:
-            recipes.check_plain(self.recipe)
-        loaded = self._load(self.key)
-        privacy, training, size = self.recipe.privacy, self.recipe.training, loaded[0].declared_size
-        schedule(training.batch_size, None, None, size, training.epochs)
-        if self.private:
-            check_delta(privacy.delta, 1 / (self.recipe.data.trained_users or size), privacy.allow_large_delta)
-            mention_weak(privacy.epsilon, size)
-        return replace(self, loaded=loaded)
-
     def begin(self) -> tuple[Facts, Path] | None:
         """Train it: its facts, on rank 0, and where its folder is."""
         with on_ranks() as ranks:
@@ -210,7 +201,7 @@ class Run:
         first, begun, recipe = ranks.rank == 0, unfinished_runs(folder.out), self.recipe
         key = ranks.from_first("the key of the records held out", lambda: self.key)
         with ranks.unanimous("the data"):
-            data, public = self.loaded or self._load(key)
+            data, public = self.loaded or _loaded(recipe, self.data_dir, key)
         title = f"{'' if self.private else 'NOT PRIVATE: '}{data.name}, {recipe.model.name}"
         with folder if first else nullcontext(), Watch(title, shown=first) as watch:
             saved = Path(ranks.from_first("the checkpoint folder", lambda: str(folder.checkpoint)))
@@ -237,38 +228,76 @@ class Run:
         mention_replaced(folder)
         return facts, self.out
 
-    def _load(self, key: str) -> _Loaded:
-        held_out = bytes.fromhex(key)
-        return load_data(self.recipe, self.data_dir, holdout_key=held_out), load_public(self.recipe, self.data_dir)
+
+def _loaded(settings: Settings, data_dir: Path | None, key: str) -> _Loaded:
+    return load_data(settings, data_dir, holdout_key=bytes.fromhex(key)), load_public(settings, data_dir)
 
 
-def settled(context: typer.Context) -> Run:
-    """The run that the options of ``noisette train`` ask for."""
+def settled(
+    context: typer.Context,
+    mistakes: checks.Mistakes,
+    out: Path | None,
+    ending: str,
+    check_out: Callable[[Path], object],
+    *,
+    plain: bool,
+) -> Run:
+    """The run that the options of ``noisette train`` ask for, with its data, after all checks that need no torch.
+
+    A ``ValueError`` names all mistakes, those that were found before too. Without ``out`` its folder is named after the
+    data, with this ending. ``plain``: it is trained without privacy, too. Ranks load and check their data together.
+    """
     given = {name: value for name, value in context.params.items() if value is not None and value is not False}
-    declared = recipes.read_schema(path) if (path := given.pop("columns", None)) else {}
-    readers = {name: partial(read, given[name]) for name, read in _READ.items() if name in given}
-    given |= dict(zip(readers, checks.all_of(*readers.values()), strict=True))
+    schema = mistakes.check(partial(recipes.read_schema, path)) if (path := given.pop("columns", None)) else {}
+    unknown = {own.name for own in fields(recipes.DataSection)} if schema is None else set[str]()
+    for name in _READ.keys() & given.keys():
+        if (value := mistakes.check(partial(_READ[name], given.pop(name)))) is None:
+            unknown.add(name)
+        else:
+            given[name] = value
     asked_of = {t: {f.name: given.get(f.name) for f in fields(of)} for t, of in _TABLES.items()}
     model, optimizer, backbone = (given.get(name) for name in ("model", "optimizer", "backbone"))
     asked_of["data"]["name"] = given.get("data")
     asked_of["model"] = {"name": model, "backbone": backbone, "batch_norm": given.get("batch_norm")}
     asked_of["public"] = {"data": given.get("public"), "examples": given.get("public_examples")}
     tables = {t: {name: value for name, value in of.items() if value is not None} for t, of in asked_of.items()}
-    declared |= tables.pop("data")
-    file, epsilon = given.get("recipe"), given.get("epsilon")
-    by_rule = partial(recipes.default_recipe, declared, model, optimizer, backbone, epsilon)
-    names = (given.get("data"), given.get("public"), model) if "RANK" not in os.environ else (None, None, None)
-    recipe, _ = checks.all_of(
-        lambda: (Recipe.read(file, declared) if file else by_rule()).changed(tables, "the settings"),
-        partial(recipes.check_names, *names),
-    )
+    tables["data"] = (schema or {}) | tables["data"]
+    asked, problems, wrong = Settings.found_in(tables)
+    right = {name: value for name, value in tables["data"].items() if name not in wrong}
+    by_rule = recipes.default_settings(asked.data, model, optimizer, backbone, asked.privacy.epsilon)
+    read = mistakes.check(partial(Settings.found_in_file, file, right)) if (file := given.get("recipe")) else None
+    begun, of_file, wrong_there = read or (by_rule, [], set())
+    mistakes.check(partial(refuse, str(file), of_file))
+    mistakes.check(partial(refuse, "the settings", problems))
+    unknown |= wrong | wrong_there
+    settings, *_ = Settings.found_in(begun.merged(tables))
+    data, privacy, training, key = settings.data, settings.privacy, settings.training, secrets.token_hex(32)
+    # A contradiction of a setting that is unknown may be none.
+    mistakes.add(*(words for words in settings.contradictions() if unknown.isdisjoint(re.findall(r"\w+", words))))
     private = not given.get("without_privacy")
     if not private and (idle := ", ".join(f"--{name.replace('_', '-')}" for name in tables["privacy"])):
-        raise ValueError(f"without privacy there is no guarantee to set; leave out {idle}")
-    name = Path(recipe.data.name).resolve().name.partition(".")[0]
-    place = given.get("out") or Path("runs", name if private else f"{name}-not-private")
+        mistakes.add(f"without privacy there is no guarantee to set; leave out {idle}")
+    if plain:
+        mistakes.check(partial(recipes.check_plain, settings))
+    place = out or Path("runs", Path(data.name).resolve().name.partition(".")[0] + ending)
+    mistakes.check(partial(check_out, place))
+    loaded = None
+    if "RANK" not in os.environ:
+        mistakes.check(partial(recipes.check_model, settings.model.name))
+        mistakes.check(partial(recipes.check_data, data.name))
+        if unknown.isdisjoint(own.name for own in fields(data)):
+            loaded = mistakes.check(partial(_loaded, settings, given.get("data_dir"), key))
+        if loaded:
+            mistakes.check(partial(recipes.class_weights_of, settings, loaded[0]))
+        size = loaded[0].declared_size if loaded else data.size and data.trained(data.size)
+        if size and unknown.isdisjoint(("size", "batch_size", "epochs")):
+            mistakes.check(partial(schedule, training.batch_size, None, None, size, training.epochs))
+        if size and private and unknown.isdisjoint(("size", "public_users", "delta")):
+            share = 1 / (data.trained_users or size)
+            mistakes.check(partial(check_delta, privacy.delta, share, privacy.allow_large_delta))
+    mistakes.refuse()
     has_rate = not {"--lr", "--optimizer"}.isdisjoint(_asked(context))
-    run = Run(recipe, place, given.get("data_dir"), secrets.token_hex(32), has_rate)
+    run = Run(Recipe(**vars(settings)), place, given.get("data_dir"), key, has_rate, loaded=loaded)
     return run if private else run.without_privacy()
 
 
@@ -473,30 +502,27 @@ def curve(
     folders of the runs, each with its own ledger. All runs are releases about one data set: the page says what they
     cost together.
     """
-    budgets = sorted(options.numbers("epsilon", epsilon, _BUDGETS, above=0))
-    if len(set(budgets)) < len(budgets):
-        raise ValueError(f"expected --epsilon as different budgets, one for each run, got {epsilon!r}")
+    mistakes = checks.Mistakes()
+    read = mistakes.check(lambda: options.numbers("epsilon", epsilon, _BUDGETS, above=0))
+    budgets = sorted(set(read or ()))
+    if read and len(budgets) < len(read):
+        mistakes.add(f"expected --epsilon as different budgets, one for each run, got {epsilon!r}")
     if "RANK" in os.environ:
-        raise ValueError("noisette curve trains one run after the other in one process; start it without torchrun")
+        mistakes.add("noisette curve trains one run after the other in one process; start it without torchrun")
     trains = typer.Typer(add_completion=False)
     trains.command()(train)
     given = typer.main.get_command(trains).make_context(context.command_path, list(context.args))
     of_train = cast(typer.Context, given)
     if any(of_train.params[name] for name in ("resume", "without_privacy", "sign")):
         others = "--resume, --without-privacy and --sign"
-        raise ValueError(f"a curve begins its runs, one of them without privacy, and signs none; leave out {others}")
-    run = settled(of_train)
-    place = out or run.out.with_name(f"{run.out.name}-curve")
-    if place.exists():
-        raise ValueError(f"{place} exists; choose another --out, or move it away: its runs may be about the same data")
-    budgeted = [run.recipe.changed({"privacy": {"epsilon": each}}, "--epsilon") for each in budgets]
-    loaded = replace(run, recipe=budgeted[-1], out=place).checked().loaded  # a warning is of the largest budget
+        mistakes.add(f"a curve begins its runs, one of them without privacy, and signs none; leave out {others}")
+    run = settled(of_train, mistakes, out, "-curve", options.check_new, plain=not no_baseline)
+    place, loaded = run.out, run.loaded
     assert loaded is not None
-    runs = [replace(run, recipe=of, out=place / f"epsilon-{of.privacy.epsilon:g}", loaded=loaded) for of in budgeted]
-    plain = replace(run.without_privacy(), out=place / "without-privacy", loaded=loaded)
-    baseline = [] if no_baseline else [plain]
-    if baseline:
-        recipes.check_plain(plain.recipe)
+    mention_weak(budgets[-1], loaded[0].declared_size)
+    budgeted = [run.recipe.changed({"privacy": {"epsilon": each}}, "--epsilon") for each in budgets]
+    runs = [replace(run, recipe=of, out=place / f"epsilon-{of.privacy.epsilon:g}") for of in budgeted]
+    baseline = [] if no_baseline else [replace(run.without_privacy(), out=place / "without-privacy")]
     if loaded[0].test is None:
         raise ValueError("there are no test examples, so there is no curve; give --test FILE or --holdout F")
 
