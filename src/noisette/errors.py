@@ -133,30 +133,34 @@ class Mistakes:
     """
 
     def __init__(self) -> None:
-        self._found: dict[str, bool] = {}  # whether it is about privacy, by the message: two checks may find the same
+        self._found: dict[str, Exception] = {}  # by its message, as two checks may find the same
 
     def add(self, *messages: str) -> None:
-        self._found |= dict.fromkeys(messages, False)
+        self._found |= {message: ValueError(message) for message in messages}
 
     def check(self, check: Callable[[], Value]) -> Value | None:
         """What the check returns, or ``None`` where it raises a mistake, which is kept."""
         try:
             return check()
         except (ValueError, TypeError, OSError, PrivacyError) as error:
-            self._found[said_by(error)] = isinstance(error, PrivacyError)
+            self._found[said_by(error)] = error
             return None
 
-    def refuse(self, between: str = "\n") -> None:
-        """Raise all messages as a ``PrivacyError`` if one of them is, else as a ``ValueError``, if there are any."""
-        if self._found:
-            raise (PrivacyError if any(self._found.values()) else ValueError)(between.join(self._found))
+    def refuse(self, kind: type[ValueError] | None = None, between: str = "\n") -> None:
+        """Raise what was found: one mistake as it is, several as a ``PrivacyError`` or ``ValueError``, or ``kind``."""
+        errors = list(self._found.values())
+        if len(errors) == 1 and kind is None:
+            raise errors[0]
+        if errors:
+            of_privacy = any(isinstance(error, PrivacyError) for error in errors)
+            raise (PrivacyError if of_privacy else kind or ValueError)(between.join(self._found))
 
 
 def all_of(*checks: Callable[[], Any]) -> list[Any]:
     """Run every check, then report all problems at once, in one line, or return what the checks returned."""
     mistakes = Mistakes()
     found = [mistakes.check(check) for check in checks]
-    mistakes.refuse("; ")
+    mistakes.refuse(ValueError, "; ")
     return found
 
 

@@ -64,7 +64,7 @@ def flag(name: str, text: str, *, panel: str | None = None) -> Any:
 def check_accountant(name: str) -> None:
     """Check that an accountant has this name."""
     if name not in ACCOUNTANTS:
-        raise ValueError(f"expected --accountant to be one of {', '.join(ACCOUNTANTS)}, got {name!r}")
+        raise ValueError(f"--accountant {name!r} is not one of {', '.join(ACCOUNTANTS)}")
 
 
 def _accountant(text: str) -> Any:

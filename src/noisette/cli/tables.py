@@ -168,11 +168,23 @@ def _as_csv(saved: SavedModel, rows: Path, keep: Sequence[str]) -> str:
     assert inputs is not None, "read above"
     lines = _lines(saved, *saved.predict(inputs))
     if keep:
-        kept = [keep, *zip(*(found[name] for name in keep), strict=True)]
+        typed = rows.name.lower().endswith(tables.FRAMES)
+        kept = [keep, *zip(*(_dates(found[name]) if typed else found[name] for name in keep), strict=True)]
         lines = [[*before, *line] for before, line in zip(kept, lines, strict=True)]
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([_no_formula(value) for value in line] for line in lines)
     return text.getvalue()
+
+
+def _dates(column: Sequence[str]) -> Sequence[str]:
+    """The texts of a column, or of times that are all midnight the dates, as most programs write dates to Parquet.
+
+    >>> _dates(["2024-02-29 00:00:00", ""]), _dates(["2024-02-29 00:00:00", "2024-02-29 01:00:00"])[0]
+    (['2024-02-29', ''], '2024-02-29 00:00:00')
+    """
+    midnight = " 00:00:00"
+    whole = all(not text or text.endswith(midnight) for text in column)
+    return [text.removesuffix(midnight) for text in column] if whole else column
 
 
 def _no_formula(text: str) -> str:

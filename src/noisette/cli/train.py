@@ -150,7 +150,9 @@ def train(
     if resume:
         if others := ", ".join(own for own in _asked(context) if own not in ("--resume", "--json", "--sign")):
             mistakes.add(f"--resume continues a run with the settings it began with; leave out {others}")
-        mistakes.check(lambda: RunFolder.unfinished(resume))  # before torch is imported, which takes seconds
+        begun = mistakes.check(lambda: RunFolder.unfinished(resume).settings)  # before the import of torch, of seconds
+        if begun and begun.get("sign") and sign is None:
+            mistakes.add(f"the run was begun with --sign {begun['sign']} and would end unsigned; give --sign again")
         mistakes.refuse()
         report(lambda: _go_on(resume), as_json, signing)
         return
@@ -178,6 +180,7 @@ class Run:
     has_rate: bool = False  # whether a learning rate or an optimizer is asked for
     private: bool = True
     loaded: _Loaded | None = None
+    sign: Path | None = None  # the file of the key that signs it at its end
 
     def without_privacy(self) -> Run:
         """The same as a baseline, with a learning rate for it: one for clipped gradients does not fit others."""
@@ -212,7 +215,8 @@ class Run:
             else:
                 if first:  # its paths are found in the folder
                     settings = {"recipe": asdict(recipe), "folder": str(Path.cwd()), "holdout_key": key}
-                    folder.keep_settings(settings | {"data_dir": self.data_dir and str(self.data_dir.resolve())})
+                    places = {"data_dir": self.data_dir, "sign": self.sign}
+                    folder.keep_settings(settings | {name: at and str(at.resolve()) for name, at in places.items()})
 
                 def on_step(run: Any, point: Any) -> None:
                     if first and run.steps_spent == 1:  # what is refused has been by now
@@ -264,7 +268,7 @@ def settled(
     tables["data"] = (schema or {}) | tables["data"]
     asked, problems, wrong = Settings.found_in(tables)
     right = {name: value for name, value in tables["data"].items() if name not in wrong}
-    by_rule = recipes.default_settings(asked.data, model, optimizer, backbone, asked.privacy.epsilon)
+    by_rule = recipes.default_recipe(vars(asked.data), model, optimizer, backbone, asked.privacy.epsilon)
     read = mistakes.check(partial(Settings.found_in_file, file, right)) if (file := given.get("recipe")) else None
     begun, of_file, wrong_there = read or (by_rule, [], set())
     mistakes.check(partial(refuse, str(file), of_file))
@@ -283,12 +287,12 @@ def settled(
     mistakes.check(partial(check_out, place))
     loaded = None
     if "RANK" not in os.environ:
-        mistakes.check(partial(recipes.check_model, settings.model.name))
         mistakes.check(partial(recipes.check_data, data.name))
+        mistakes.check(partial(recipes.check_model, settings.model.name))
         if unknown.isdisjoint(own.name for own in fields(data)):
             loaded = mistakes.check(partial(_loaded, settings, given.get("data_dir"), key))
         if loaded:
-            mistakes.check(partial(recipes.class_weights_of, settings, loaded[0]))
+            mistakes.check(partial(settings.class_weights, loaded[0]))
         size = loaded[0].declared_size if loaded else data.size and data.trained(data.size)
         if size and unknown.isdisjoint(("size", "batch_size", "epochs")):
             mistakes.check(partial(schedule, training.batch_size, None, None, size, training.epochs))
@@ -297,7 +301,7 @@ def settled(
             mistakes.check(partial(check_delta, privacy.delta, share, privacy.allow_large_delta))
     mistakes.refuse()
     has_rate = not {"--lr", "--optimizer"}.isdisjoint(_asked(context))
-    run = Run(Recipe(**vars(settings)), place, given.get("data_dir"), key, has_rate, loaded=loaded)
+    run = Run(Recipe(**vars(settings)), place, given.get("data_dir"), key, has_rate, True, loaded, given.get("sign"))
     return run if private else run.without_privacy()
 
 

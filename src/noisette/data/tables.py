@@ -22,9 +22,10 @@ import numpy as np
 
 from noisette.data.columns import Columns, Declaration, Number, close_name, codes, missing, numbers, text_of
 from noisette.data.dataset import DataError, DataSet, Split, in_rows, refuse
+from noisette.errors import Mistakes
 
-_JSON, _FRAMES = (".jsonl", ".jsonl.gz"), (".parquet", ".xlsx")
-SUFFIXES = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".txt.gz", *_JSON, *_FRAMES)
+_JSON, FRAMES = (".jsonl", ".jsonl.gz"), (".parquet", ".xlsx")
+SUFFIXES = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".txt.gz", *_JSON, *FRAMES)
 _LONGEST = 2**30  # characters of a field
 _POINT_AND_COMMA = str.maketrans(".,", ",.")
 Rows = dict[int, list[str]]  # the fields of each row, by the number of the row in an editor
@@ -64,7 +65,7 @@ def _lines(path: Path, encoding: str, *, names_alone: bool = False) -> Rows:
     """The names of the columns, and the values in each row."""
     suffix = path.name.lower()
     parse = _objects if suffix.endswith(_JSON) else fields
-    if suffix.endswith(_FRAMES):
+    if suffix.endswith(FRAMES):
         found = _frame(path, names_alone=names_alone)
     else:  # bytes below a first line that is wanted alone are not looked at, whether they are text or not
         first = (lambda stream: parse([next(filter(str.strip, stream), "")])) if names_alone else parse
@@ -213,17 +214,26 @@ def read_set(path: Path, declaration: Declaration) -> DataSet:
     train = read(path, declaration.encoding)
     refuse(path.name, list(_absent_columns(train, declaration)))
     features = declaration.features(train)
-    split, problems = encode(_labelled(train, declaration), declaration, features)
-    test_split = None
-    if declaration.test is not None:
-        test = read(declaration.test, declaration.encoding)
-        if test.keys() != train.keys():
-            raise DataError(f"{declaration.test.name} must have the columns of {path.name}, in any order")
-        test_split, test_problems = encode(_labelled(test, declaration), declaration, features)
-        problems += [f"{declaration.test.name}: {problem}" for problem in test_problems]
-    refuse(f"{path.name} ({NUMBERED})", problems)
+    mistakes, test = Mistakes(), declaration.test
+    split = mistakes.check(lambda: _split(path, train, declaration, features))
+    test_split = mistakes.check(lambda: _test_split(test, path, train, declaration, features)) if test else None
+    mistakes.refuse(DataError)
+    assert split is not None, "refused otherwise"
     words, names = (declaration.numbering.size, ()) if declaration.text else (0, features.names)
     return DataSet(path.name, split, test_split, classes, size, words=words, target=declaration.target, features=names)
+
+
+def _split(path: Path, table: Table, declaration: Declaration, features: Columns) -> Split:
+    split, problems = encode(_labelled(table, declaration), declaration, features)
+    refuse(f"{path.name} ({NUMBERED})", problems)
+    return split
+
+
+def _test_split(path: Path, train_path: Path, train: Table, declaration: Declaration, features: Columns) -> Split:
+    test = read(path, declaration.encoding)
+    if test.keys() != train.keys():
+        raise DataError(f"{path.name} must have the columns of {train_path.name}, in any order")
+    return _split(path, test, declaration, features)
 
 
 def _absent_columns(found: Table, declaration: Declaration) -> Iterator[str]:

@@ -186,7 +186,7 @@ class PrivateEstimator(BaseEstimator):
             rows, targets = mistakes.check(lambda: self._validated(X, y)) or (None, None)
             counts = None if targets is None else mistakes.check(lambda: _counts(sample_weight, targets))
             self.read_from_rows_ = mistakes.check(self._undeclared) or ()
-            mistakes.check(self._check_numbers)
+            mistakes.check(self._hidden)
             mistakes.check(lambda: self._note_bounds(rows))
             prepared = mistakes.check(lambda: self._prepared(targets))
             mistakes.refuse()
@@ -215,8 +215,10 @@ class PrivateEstimator(BaseEstimator):
         """The targets of the model, the number of its outputs and its loss; ``y`` is ``None`` if it is refused."""
         raise NotImplementedError
 
-    def _check_numbers(self) -> None:
-        batch_size, hidden = plain(self.batch_size), self._hidden
+    def _hidden(self) -> tuple[int, ...]:
+        """The units of hidden layers, after the check of all numbers."""
+        hidden = plain(self.hidden_layer_sizes)
+        hidden, batch_size = (hidden,) if isinstance(hidden, int) else tuple(map(plain, hidden)), plain(self.batch_size)
         checks.all_of(
             lambda: checks.positive(epsilon=self.epsilon),
             lambda: check_ranges(size=plain(self.size), delta=self.delta, epochs=self.epochs, batch_size=batch_size),
@@ -224,11 +226,7 @@ class PrivateEstimator(BaseEstimator):
             lambda: checks.count(**{f"hidden_layer_sizes[{k}]": units for k, units in enumerate(hidden)}),
             lambda: self.learning_rate is None or checks.positive(learning_rate=self.learning_rate),
         )
-
-    @property
-    def _hidden(self) -> tuple[int, ...]:
-        hidden = plain(self.hidden_layer_sizes)
-        return (hidden,) if isinstance(hidden, int) else tuple(map(plain, hidden))
+        return hidden
 
     def _validated(self, X: Any, y: Any) -> tuple[Any, np.ndarray]:  # noqa: N803
         """Rows of numbers, or a frame whose columns are declared, and targets; the shape of a row is noted."""
@@ -257,12 +255,12 @@ class PrivateEstimator(BaseEstimator):
     def _fit(self, X: Any, targets: Tensor, outputs: int, loss: Loss, counts: Tensor) -> Self:  # noqa: N803
         """Fit a model with so many outputs to checked rows, each of which counts so much."""
         size = len(targets) if self.size is None else plain(self.size)
-        batch_size, knots = plain(self.batch_size), plain(self.n_knots)
+        batch_size, knots, hidden = plain(self.batch_size), plain(self.n_knots), self._hidden()
         features = self.bounds_.shape[1]
         knots = defaults.knots_for(features, size) if knots is None else knots
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(check_random_state(self.random_state).randint(2**31 - 1))
-            model = trained_part(features, outputs, knots=knots, hidden_layer_sizes=self._hidden)
+            model = trained_part(features, outputs, knots=knots, hidden_layer_sizes=hidden)
         fixed, weights = nn.Sequential(Knots(knots), UnitNorm()), sum(p.numel() for p in model.parameters())
         by_rule = defaults.batches_for(size)
         self.batch_size_ = batch_size or min(by_rule.expected_batch_size, size)
@@ -508,7 +506,9 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):
     def _prepared(self, y: np.ndarray | None) -> tuple[Tensor, int, Loss]:
         y = np.empty(0) if y is None else y
         pair = bounds_of_rows(y) if "target_bounds" in self.read_from_rows_ and len(y) else self.target_bounds
-        low, high = self.target_bounds_ = feature_bounds(pair or (0, 1), None, 1, "target_bounds")[:, 0]
+        low, high = self.target_bounds_ = feature_bounds((0, 1) if pair is None else pair, None, 1, "target_bounds")[
+            :, 0
+        ]
         scaled = 2 * (np.clip(y, low, high) - low) / (high - low) - 1
 
         def loss(model: nn.Module, x: Tensor, y: Tensor, count: Tensor) -> Tensor:

@@ -37,16 +37,7 @@ from noisette.nn.models.backbones import folder_of
 from noisette.ranks import AnyRanks
 from noisette.run.per_example import PerExampleClip
 from noisette.run.sampling import Sampling, Users
-from noisette.training.recipe import (
-    BATCH_NORMS,
-    BATCHES,
-    COMPILE,
-    OPTIMIZERS,
-    ModelSection,
-    Recipe,
-    TrainingSection,
-    class_weights_of,
-)
+from noisette.training.recipe import BATCH_NORMS, BATCHES, COMPILE, OPTIMIZERS, ModelSection, Recipe, TrainingSection
 
 _AT_ONCE = 100  # examples whose fixed features are computed
 LossOfScores = Callable[[Tensor, Tensor], Tensor]  # of scores and targets, one value for each example
@@ -220,7 +211,7 @@ def _loss(recipe: Recipe, data: DataSet) -> LossOfScores:
     """The squared error of a number, or the cross-entropy times the weight of the class over the largest one."""
     if data.target is not None:
         return lambda predictions, targets: (predictions.squeeze(1) - targets).square()  # (n, 1) and (n,)
-    if (weights := class_weights_of(recipe, data)) is None:
+    if (weights := recipe.class_weights(data)) is None:
         return partial(nn.functional.cross_entropy, reduction="none")
     relative = relative_weights(weights)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_type_hints
+from typing import Annotated, Any, Literal, Self, TypeAlias, get_type_hints
 
 import pydantic
 
@@ -240,6 +240,9 @@ class TrainingSection:
     class_weights: Mapping[str, _Positive] | None = None  # by which the loss of each class counts, beside the largest
 
 
+Found: TypeAlias = "tuple[Settings, list[str], set[str]]"
+
+
 @dataclass(frozen=True)
 class Settings:
     """The tables of a recipe, which may still contradict each other."""
@@ -254,7 +257,7 @@ class Settings:
     augmentation: AugmentationSection = field(default_factory=AugmentationSection)
 
     @classmethod
-    def found_in(cls, tables: Mapping[str, Any]) -> tuple[Settings, list[str], set[str]]:
+    def found_in(cls, tables: Mapping[str, Any]) -> Found:
         """The settings in tables without those that are wrong, a message for each of these, and their names."""
         kinds = get_type_hints(cls)
         sections, problems, wrong = {}, list[str](), set[str]()
@@ -273,7 +276,7 @@ class Settings:
         return Settings(**sections), problems, wrong
 
     @classmethod
-    def found_in_file(cls, path: Path, data: Mapping[str, Any]) -> tuple[Settings, list[str], set[str]]:
+    def found_in_file(cls, path: Path, data: Mapping[str, Any]) -> Found:
         """As :meth:`found_in`, in a TOML file with these fields of its table ``data`` and a suitable model."""
         tables = _toml(path)
         own = tables.get("data")
@@ -295,6 +298,18 @@ class Settings:
     def merged(self, tables: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         """All tables, with these values in them."""
         return {name: own | dict(tables.get(name, {})) for name, own in asdict(self).items()}
+
+    def class_weights(self, data: DataSet) -> list[float] | None:
+        """The weight of each class of the data, in their order, if any; a ``ValueError`` if they do not fit."""
+        weights, names = self.training.class_weights, self.data.classes
+        if weights is None:
+            return None
+        order = names if isinstance(names, tuple) else tuple(map(str, range(data.classes)))
+        wrong = [f"{name!r} is no class" for name in weights if name not in order]
+        if wrong := [*wrong, *(f"{name!r} has none" for name in order if name not in weights)]:
+            needed = f"class_weights need a number for each class: {'=1,'.join(order)}=1"
+            raise ValueError(f"{needed}; {checks.first_few(wrong)}")
+        return [weights[name] for name in order]
 
     def contradictions(self) -> Iterator[str]:
         """A message for each contradiction of settings."""
@@ -400,9 +415,7 @@ class Recipe(Settings):
     @classmethod
     def read(cls, path: Path, data: Mapping[str, Any] | None = None) -> Self:
         """The recipe that :meth:`found_in_file` finds; raises what :meth:`of` raises."""
-        settings, problems, _ = cls.found_in_file(path, data or {})
-        refuse(str(path), problems)
-        return cls(**vars(settings))
+        return cls._right(cls.found_in_file(path, data or {}), str(path))
 
     @classmethod
     def of(cls, tables: Mapping[str, Any], source: str) -> Self:
@@ -412,9 +425,12 @@ class Recipe(Settings):
             ValueError: there are unknown keys, values of another type or outside their domain; all are listed, and
                 ``source`` is named. Or settings contradict each other.
         """
-        settings, problems, _ = cls.found_in(tables)
-        refuse(source, problems)
-        return cls(**vars(settings))
+        return cls._right(cls.found_in(tables), source)
+
+    @classmethod
+    def _right(cls, found: Found, source: str) -> Self:
+        refuse(source, found[1])
+        return cls(**vars(found[0]))
 
     def changed(self, tables: Mapping[str, Mapping[str, Any]], source: str) -> Self:
         """The recipe with these values of its tables; raises what :meth:`of` raises."""
@@ -486,8 +502,8 @@ def default_recipe(
     optimizer: str | None = None,
     backbone: str | None = None,
     epsilon: float = PrivacySection().epsilon,
-) -> Recipe:
-    """A recipe that is known to work for a built-in data set; for another one, what suits its kind and declared size.
+) -> Settings:
+    """Settings that are known to work for a built-in data set; for another one, what suits its kind and declared size.
 
     ``data`` are fields of the recipe's table ``data``; names of a model, an optimizer and a public network in front of
     the model are given if they are chosen.
@@ -495,22 +511,16 @@ def default_recipe(
     >>> default_recipe({"name": "own.csv", "size": 700}).training.batch_size
     210
     """
-    return Recipe(**vars(default_settings(DataSection(**data), model, optimizer, backbone, epsilon)))
-
-
-def default_settings(
-    data: DataSection, model: str | None, optimizer: str | None, backbone: str | None, epsilon: float
-) -> Settings:
-    """As :func:`default_recipe`, though the data may contradict themselves."""
-    name = model or ("linear" if backbone else suited_model(data))
-    known = None if backbone else _KNOWN_TO_WORK.get(data.name)
-    privacy, training = known or _suited(data, name, epsilon)
+    section = DataSection(**data)
+    name = model or ("linear" if backbone else suited_model(section))
+    known = None if backbone else _KNOWN_TO_WORK.get(section.name)
+    privacy, training = known or _suited(section, name, epsilon)
     if model is not None and Path(model).is_dir():
         training = replace(_PRETRAINED, batch_size=training.batch_size)
     if optimizer in OPTIMIZERS and optimizer != training.optimizer:
         lr = 0.003 if optimizer == "adam" else TrainingSection().lr
         training = replace(training, optimizer=optimizer, lr=lr, momentum=0.0)
-    return Settings(data, ModelSection(name, backbone=backbone), privacy=privacy, training=training)
+    return Settings(section, ModelSection(name, backbone=backbone), privacy=privacy, training=training)
 
 
 def _suited(data: DataSection, model: str, epsilon: float) -> tuple[PrivacySection, TrainingSection]:
@@ -566,19 +576,6 @@ def declaration_of(recipe: Settings) -> Declaration:
         numbering=Numbering(section.tokens, section.words, network if (network / "config.json").is_file() else None),
         images=ImageForm(*section.image_size, section.grey) if section.image_size else None,
     )
-
-
-def class_weights_of(recipe: Settings, data: DataSet) -> list[float] | None:
-    """The weight of each class in the order of the classes, if any; a ``ValueError`` if they are of other classes."""
-    weights, names = recipe.training.class_weights, recipe.data.classes
-    if weights is None:
-        return None
-    order = names if isinstance(names, tuple) else tuple(map(str, range(data.classes)))
-    wrong = [f"{name!r} is no class" for name in weights if name not in order]
-    if wrong := [*wrong, *(f"{name!r} has none" for name in order if name not in weights)]:
-        needed = f"class_weights need a number for each class: {'=1,'.join(order)}=1"
-        raise ValueError(f"{needed}; {checks.first_few(wrong)}")
-    return [weights[name] for name in order]
 
 
 def check_plain(recipe: Settings) -> None:
