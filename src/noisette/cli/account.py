@@ -209,9 +209,9 @@ _USUAL = "up to four, from √size upwards"
 @plain_errors()
 def plan(
     *,
-    size: Annotated[int | None, option("N", "Public number of training records, about.", "must be given")] = None,
-    epsilon: Annotated[float | None, option("F", "Privacy budget, in nats: above 0.", "must be given")] = None,
-    delta: Annotated[float | None, option("F", _DELTA, "must be given")] = None,
+    size: Annotated[Any, option("N", "Public number of training records, about.", "must be given")] = None,
+    epsilon: Annotated[Any, option("F", "Privacy budget, in nats: above 0.", "must be given")] = None,
+    delta: Annotated[Any, option("F", _DELTA, "must be given")] = None,
     batch_sizes: Annotated[str | None, option("N,N,..", "Expected batch sizes.", _USUAL)] = None,
     epochs: Annotated[str, option("F,F,..", "Passes over the declared size.")] = "10,20,40,80",
     as_json: options.AsJson = False,
@@ -231,11 +231,8 @@ def plan(
         partial(calibrate.check_ranges, **budget),
         partial(_check_below_one_record, delta, most),
         partial(options.whole_numbers, "batch-sizes", batch_sizes, "256,1024", most=most),
-        partial(options.numbers, "epochs", epochs, "1,2.5,10", above=0),
+        partial(options.numbers, "epochs", epochs, "numbers above 0, such as 1,2.5,10", lambda found: found > 0),
     )
-    assert size is not None, "checked above"
-    assert epsilon is not None, "checked above"
-    assert delta is not None, "checked above"
     sizes, passes = sorted(set(sizes)), sorted(set(passes))
     options.at_most(options.MOST_STEPS, steps=max(passes) * size / sizes[0])
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -71,27 +71,21 @@ def _accountant(text: str) -> Any:
     return option(f"[{'|'.join(ACCOUNTANTS)}]", text)
 
 
-def whole_numbers(option: str, given: str, example: str, *, count: int = 0, most: float = math.inf) -> tuple[int, ...]:
-    """So many whole numbers in a text, or any, separated by commas; others are a ``ValueError``."""
-    parts = [part.strip() for part in given.split(",")]
-    if len(parts) != (count or len(parts)) or not all(part.isdecimal() and 1 <= int(part) <= most for part in parts):
-        limits = "" if most == math.inf else f" to {most}"
-        raise ValueError(f"expected --{option} as whole numbers from 1{limits}, such as {example}, got {given!r}")
-    return tuple(int(part) for part in parts)
-
-
 def numbers(
-    option: str, given: str, example: str, *, count: int | None = None, above: float = -math.inf
-) -> tuple[float, ...]:
-    """So many numbers in a text, or any, separated by commas, within (above, inf); others are a ``ValueError``."""
-    try:
-        found = tuple(float(part) for part in given.split(","))
-    except ValueError:
-        found = ()
-    if len(found) != (count or max(1, len(found))) or not all(above < number < math.inf for number in found):
-        limit = "" if above == -math.inf else f" above {above:g}"
-        raise ValueError(f"expected --{option} as numbers{limit}, such as {example}, got {given!r}")
+    option: str, given: str, form: str, fits: Callable[[Any], bool] = math.isfinite, *, count: int = 0
+) -> tuple[Any, ...]:
+    """So many finite numbers in a text, or any, separated by commas, that fit; a ``ValueError`` names their form."""
+    found = tuple(number(part) for part in given.split(","))
+    right = all(isinstance(each, int | float) and math.isfinite(each) and fits(each) for each in found)
+    if not right or len(found) != (count or len(found)):
+        raise ValueError(f"expected --{option} as {form}, got {given!r}")
     return found
+
+
+def whole_numbers(option: str, given: str, example: str, *, count: int = 0, most: float = math.inf) -> tuple[int, ...]:
+    """The same of whole numbers from 1."""
+    form = f"whole numbers from 1{'' if most == math.inf else f' to {most}'}, such as {example}"
+    return numbers(option, given, form, lambda found: isinstance(found, int) and 1 <= found <= most, count=count)
 
 
 def listed(option: str, given: str) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from noisette.cli import options
 from noisette.cli.options import DataDir, FactsAsJson, option, plain_errors
 from noisette.cli.train import Watch, mention, mention_replaced, mention_weak, report
 from noisette.data.dataset import refuse
-from noisette.training.recipe import Recipe, Settings, check_data, check_model, load_data, load_public
+from noisette.training.recipe import Recipe, Settings, check_model, load_data, load_public
 from noisette.training.run_folder import RunFolder, unfinished_runs
 
 if TYPE_CHECKING:
@@ -81,17 +81,18 @@ def search(
         lambda: holdout is None or checks.open_fraction(holdout=holdout),
         lambda: score_noise is None or checks.positive(score_noise=score_noise),
         lambda: check_recipe(settings, public=score_on == "public-set"),
-        lambda: check_data(begun.data.name),
         lambda: check_model(begun.model.name),
         lambda: RunFolder(place),
     ):
         mistakes.check(check)
     space = mistakes.check(lambda: SearchSpace.read(over or [], settings)) or SearchSpace({})
+    data = None if problems else mistakes.check(lambda: load_data(begun, data_dir))
+    public = None if problems else mistakes.check(lambda: load_public(begun, data_dir))
     mistakes.refuse()
-    privacy = settings.privacy
+    assert data is not None, "loaded above"
+    privacy, folder = settings.privacy, RunFolder(place)
     budget = replace(privacy, epsilon=epsilon or privacy.epsilon, delta=delta or privacy.delta)
     settings = replace(settings, privacy=budget)
-    folder, data, public = RunFolder(place), load_data(settings, data_dir), load_public(settings, data_dir)
     mention_weak(budget.epsilon, data.declared_size)
 
     def work() -> tuple[Facts, Path]:

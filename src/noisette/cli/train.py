@@ -156,8 +156,7 @@ def train(
         mistakes.refuse()
         report(lambda: _go_on(resume), as_json, signing)
         return
-    ending = "-not-private" if without_privacy else ""
-    run = settled(context, mistakes, out, ending, RunFolder, plain=without_privacy)
+    run = settled(context, mistakes, out, "-not-private" if without_privacy else "", plain=without_privacy)
     if run.private and run.loaded:
         mention_weak(run.recipe.privacy.epsilon, run.loaded[0].declared_size)
     report(run.begin, as_json, signing)
@@ -237,15 +236,7 @@ def _loaded(settings: Settings, data_dir: Path | None, key: str) -> _Loaded:
     return load_data(settings, data_dir, holdout_key=bytes.fromhex(key)), load_public(settings, data_dir)
 
 
-def settled(
-    context: typer.Context,
-    mistakes: checks.Mistakes,
-    out: Path | None,
-    ending: str,
-    check_out: Callable[[Path], object],
-    *,
-    plain: bool,
-) -> Run:
+def settled(context: typer.Context, mistakes: checks.Mistakes, out: Path | None, ending: str, *, plain: bool) -> Run:
     """The run that the options of ``noisette train`` ask for, with its data, after all checks that need no torch.
 
     A ``ValueError`` names all mistakes, those that were found before too. Without ``out`` its folder is named after the
@@ -284,10 +275,11 @@ def settled(
     if plain:
         mistakes.check(partial(recipes.check_plain, settings))
     place = out or Path("runs", Path(data.name).resolve().name.partition(".")[0] + ending)
-    mistakes.check(partial(check_out, place))
+    mistakes.check(partial(RunFolder, place))
     loaded = None
     if "RANK" not in os.environ:
-        mistakes.check(partial(recipes.check_data, data.name))
+        if data.name not in data_sets.names() and not Path(data.name).exists():
+            mistakes.check(partial(data_sets.load, data.name))
         mistakes.check(partial(recipes.check_model, settings.model.name))
         if unknown.isdisjoint(own.name for own in fields(data)):
             loaded = mistakes.check(partial(_loaded, settings, given.get("data_dir"), key))
@@ -317,7 +309,7 @@ def _weights(given: str) -> dict[str, float]:
 
 _READ: dict[str, Callable[[Any], Any]] = {  # options that are texts to be read
     "classes": options.number_or_names,
-    "target": lambda given: options.numbers("target", given, "0,120", count=2),
+    "target": lambda given: options.numbers("target", given, "numbers, such as 0,120", count=2),
     "image_size": lambda given: options.whole_numbers("image-size", given.replace("x", ","), "64x48", count=2),
     "class_weights": _weights,
 }
@@ -507,7 +499,9 @@ def curve(
     cost together.
     """
     mistakes = checks.Mistakes()
-    read = mistakes.check(lambda: options.numbers("epsilon", epsilon, _BUDGETS, above=0))
+    read = mistakes.check(
+        lambda: options.numbers("epsilon", epsilon, f"numbers above 0, such as {_BUDGETS}", lambda found: found > 0)
+    )
     budgets = sorted(set(read or ()))
     if read and len(budgets) < len(read):
         mistakes.add(f"expected --epsilon as different budgets, one for each run, got {epsilon!r}")
@@ -520,7 +514,8 @@ def curve(
     if any(of_train.params[name] for name in ("resume", "without_privacy", "sign")):
         others = "--resume, --without-privacy and --sign"
         mistakes.add(f"a curve begins its runs, one of them without privacy, and signs none; leave out {others}")
-    run = settled(of_train, mistakes, out, "-curve", options.check_new, plain=not no_baseline)
+    run = settled(of_train, mistakes, out, "-curve", plain=not no_baseline)
+    options.check_new(run.out)  # not even a run is replaced
     place, loaded = run.out, run.loaded
     assert loaded is not None
     mention_weak(budgets[-1], loaded[0].declared_size)

@@ -214,26 +214,24 @@ def read_set(path: Path, declaration: Declaration) -> DataSet:
     train = read(path, declaration.encoding)
     refuse(path.name, list(_absent_columns(train, declaration)))
     features = declaration.features(train)
+
+    def split(place: Path, found: Table) -> Split:
+        made, problems = encode(_labelled(found, declaration), declaration, features)
+        refuse(f"{place.name} ({NUMBERED})", problems)
+        return made
+
+    def tested(place: Path) -> Split:
+        found = read(place, declaration.encoding)
+        if found.keys() != train.keys():
+            raise DataError(f"{place.name} must have the columns of {path.name}, in any order")
+        return split(place, found)
+
     mistakes, test = Mistakes(), declaration.test
-    split = mistakes.check(lambda: _split(path, train, declaration, features))
-    test_split = mistakes.check(lambda: _test_split(test, path, train, declaration, features)) if test else None
+    trained, held_out = mistakes.check(lambda: split(path, train)), mistakes.check(lambda: test and tested(test))
     mistakes.refuse(DataError)
-    assert split is not None, "refused otherwise"
+    assert trained is not None, "refused otherwise"
     words, names = (declaration.numbering.size, ()) if declaration.text else (0, features.names)
-    return DataSet(path.name, split, test_split, classes, size, words=words, target=declaration.target, features=names)
-
-
-def _split(path: Path, table: Table, declaration: Declaration, features: Columns) -> Split:
-    split, problems = encode(_labelled(table, declaration), declaration, features)
-    refuse(f"{path.name} ({NUMBERED})", problems)
-    return split
-
-
-def _test_split(path: Path, train_path: Path, train: Table, declaration: Declaration, features: Columns) -> Split:
-    test = read(path, declaration.encoding)
-    if test.keys() != train.keys():
-        raise DataError(f"{path.name} must have the columns of {train_path.name}, in any order")
-    return _split(path, test, declaration, features)
+    return DataSet(path.name, trained, held_out, classes, size, words=words, target=declaration.target, features=names)
 
 
 def _absent_columns(found: Table, declaration: Declaration) -> Iterator[str]:

@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias, get_type_hints
 
@@ -313,10 +314,7 @@ class Settings:
 
     def contradictions(self) -> Iterator[str]:
         """A message for each contradiction of settings."""
-        yield from self._of_models()
-        yield from self._of_lipschitz()
-        yield from self._of_training()
-        yield from self._of_data()
+        return chain(self._of_models(), self._of_lipschitz(), self._of_training(), self._of_data())
 
     def _of_models(self) -> Iterator[str]:
         model, public = self.model, self.public
@@ -541,12 +539,6 @@ def _suited(data: DataSection, model: str, epsilon: float) -> tuple[PrivacySecti
         return privacy, TrainingSection(lr=None)
     batches = batches_for(records)
     return privacy, TrainingSection(lr=None, batch_size=batches.expected_batch_size, epochs=batches.epochs)
-
-
-def check_data(name: str) -> None:
-    """Check that a built-in set or a file has this name."""
-    if name not in data_sets.names() and not Path(name).exists():
-        data_sets.load(name)
 
 
 def check_model(name: str) -> None:
