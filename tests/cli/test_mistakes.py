@@ -47,7 +47,11 @@ COMMANDS = {
     "curve --epsilon 1,1 --data digitz": ("'1,1'", "'digitz'"),
     "curve --resume here --epochs none": ("leave out --resume", "'none'"),
     "search nothere.toml --over lr=log(0,1) --score-on nowhere": ("nothere.toml", "'nowhere'"),
-    "search plain.toml --over lr=log(0,1) --score-on public-set --epsilon x --runs 0": ("above 0", "'x'", "--runs from 1"),
+    "search plain.toml --over lr=log(0,1) --score-on public-set --epsilon x --runs 0": (
+        "above 0",
+        "'x'",
+        "--runs from 1",
+    ),
     "search recipe.toml --over nothing=1 --score-on held-out --holdout 2": ("'flatt'", "nothing", "holdout=2"),
     "account --epsilon x --delta 2 --steps 10 --sampling-rate 0.1": ("'x'", "delta=2"),
     "account --sampling-rate 2 --steps 1.5 --noise-multiplier 1 --accountant nope --delta 1e-5": (
