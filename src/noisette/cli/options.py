@@ -67,10 +67,6 @@ def check_accountant(name: str) -> None:
         raise ValueError(f"--accountant {name!r} is not one of {', '.join(ACCOUNTANTS)}")
 
 
-def _accountant(text: str) -> Any:
-    return option(f"[{'|'.join(ACCOUNTANTS)}]", text)
-
-
 def numbers(
     option: str, given: str, form: str, fits: Callable[[Any], bool] = math.isfinite, *, count: int = 0
 ) -> tuple[Any, ...]:
@@ -104,11 +100,8 @@ def number_or_names(classes: str) -> int | tuple[str, ...]:
     return int(classes) if classes.isdecimal() else listed("classes", classes)
 
 
-MOST_STEPS, MOST_RECORDS, MOST_OF_ONE = (
-    10**12,
-    10**15,
-    100_000,
-)  # beyond any training: floating point would no longer tell runs apart
+MOST_STEPS, MOST_RECORDS = 10**12, 10**15  # beyond any training: floating point would no longer tell runs apart
+MOST_OF_ONE = 100_000  # records of one person
 
 
 def at_most(most: int, **arguments: float | None) -> None:
@@ -125,8 +118,9 @@ def check_new(out: Path) -> None:
 
 
 _DESCRIPTIONS = "; ".join(f"{name}: {accountant.description}" for name, accountant in ACCOUNTANTS.items())
-AccountantName = Annotated[str, _accountant(f"Computes the cost; pld is the tightest. {_DESCRIPTIONS}.")]
-OneOrAllAccountants = Annotated[str | None, _accountant("Computes the cost; without it, every accountant.")]
+_NAMES = f"[{'|'.join(ACCOUNTANTS)}]"
+AccountantName = Annotated[str, option(_NAMES, f"Computes the cost; pld is the tightest. {_DESCRIPTIONS}.")]
+OneOrAllAccountants = Annotated[str | None, option(_NAMES, "Computes the cost; without it, every accountant.")]
 OUT = "The run folder. An older run there is kept as DIR.replaced-1."
 EPSILON = option("F", "Privacy budget, in nats: above 0.")
 DELTA = option("F", "Probability with which the bound on epsilon may fail: above 0, below 1.")

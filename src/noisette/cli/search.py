@@ -17,7 +17,6 @@ from noisette.accounting.calibrate import check_ranges
 from noisette.cli import options
 from noisette.cli.options import DataDir, FactsAsJson, option, plain_errors
 from noisette.cli.train import Watch, mention, mention_replaced, mention_weak, report
-from noisette.data.dataset import refuse
 from noisette.training.recipe import Recipe, Settings, check_model, load_data, load_public
 from noisette.training.run_folder import RunFolder, unfinished_runs
 
@@ -69,9 +68,7 @@ def search(
     from noisette.training.search_space import SearchSpace, check_recipe
 
     mistakes = checks.Mistakes()
-    read = mistakes.check(lambda: Settings.found_in_file(recipe, {})) or (Settings(), [], set())
-    begun, problems, _ = read
-    mistakes.check(lambda: refuse(str(recipe), problems))
+    begun, wrong = Settings.found_in_file(recipe, {}, mistakes)
     settings = mistakes.check(lambda: Recipe(**vars(begun))) or Recipe()
     place = out or Path("runs", Path(begun.data.name).resolve().name.partition(".")[0] + "-search")
     for check in (
@@ -86,8 +83,8 @@ def search(
     ):
         mistakes.check(check)
     space = mistakes.check(lambda: SearchSpace.read(over or [], settings)) or SearchSpace({})
-    data = None if problems else mistakes.check(lambda: load_data(begun, data_dir))
-    public = None if problems else mistakes.check(lambda: load_public(begun, data_dir))
+    data = None if wrong else mistakes.check(lambda: load_data(begun, data_dir))
+    public = None if wrong else mistakes.check(lambda: load_public(begun, data_dir))
     mistakes.refuse()
     assert data is not None, "loaded above"
     privacy, folder = settings.privacy, RunFolder(place)

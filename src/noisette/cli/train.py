@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias, cast, get_type_hints
 
 import typer
 from rich.console import Console
@@ -30,7 +30,6 @@ from noisette.accounting.registry import described
 from noisette.cli import options
 from noisette.cli.options import INTERRUPTED, TERMINATED, DataDir, FactsAsJson, flag, option, plain_errors
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
-from noisette.data.dataset import refuse
 from noisette.nn.models import names as model_names
 from noisette.nn.models.backbones import PACKAGES
 from noisette.training import keep_freed_memory
@@ -58,8 +57,9 @@ _privacy = partial(option, panel="Privacy")
 _training = partial(option, panel="Training")
 _norm = partial(option, panel="Batch norm")
 _declared = partial(option, panel=_OF_OWN)
-# Tables of a recipe whose fields are options under the same name.
-_TABLES = {"data": recipes.DataSection, "privacy": recipes.PrivacySection, "training": recipes.TrainingSection}
+# Fields of a recipe's tables that have no option, or one of another name.
+_OPTIONS = {("data", "name"): "data", ("model", "name"): "model", ("public", "data"): "public"}
+_OPTIONS |= {("public", "examples"): "public_examples", ("public", "seed"): "", ("public", "classes"): ""}
 _SETTINGS = (
     "Settings in a file; the options below override it. The accountant is set there alone: privacy.accountant is one "
     f"of {', '.join(recipes.accountant_names())}."
@@ -245,27 +245,27 @@ def settled(context: typer.Context, mistakes: checks.Mistakes, out: Path | None,
     given = {name: value for name, value in context.params.items() if value is not None and value is not False}
     schema = mistakes.check(partial(recipes.read_schema, path)) if (path := given.pop("columns", None)) else {}
     unknown = {own.name for own in fields(recipes.DataSection)} if schema is None else set[str]()
-    for name in _READ.keys() & given.keys():
+    for name in [name for name in _READ if name in given]:
         if (value := mistakes.check(partial(_READ[name], given.pop(name)))) is None:
             unknown.add(name)
         else:
             given[name] = value
-    asked_of = {t: {f.name: given.get(f.name) for f in fields(of)} for t, of in _TABLES.items()}
-    model, optimizer, backbone = (given.get(name) for name in ("model", "optimizer", "backbone"))
-    asked_of["data"]["name"] = given.get("data")
-    asked_of["model"] = {"name": model, "backbone": backbone, "batch_norm": given.get("batch_norm")}
-    asked_of["public"] = {"data": given.get("public"), "examples": given.get("public_examples")}
-    tables = {t: {name: value for name, value in of.items() if value is not None} for t, of in asked_of.items()}
+    tables = {
+        table: {
+            own.name: given[name] for own in fields(of) if (name := _OPTIONS.get((table, own.name), own.name)) in given
+        }
+        for table, of in get_type_hints(Settings).items()
+    }
     tables["data"] = (schema or {}) | tables["data"]
-    asked, problems, wrong = Settings.found_in(tables)
-    right = {name: value for name, value in tables["data"].items() if name not in wrong}
-    by_rule = recipes.default_recipe(vars(asked.data), model, optimizer, backbone, asked.privacy.epsilon)
-    read = mistakes.check(partial(Settings.found_in_file, file, right)) if (file := given.get("recipe")) else None
-    begun, of_file, wrong_there = read or (by_rule, [], set())
-    mistakes.check(partial(refuse, str(file), of_file))
-    mistakes.check(partial(refuse, "the settings", problems))
-    unknown |= wrong | wrong_there
-    settings, *_ = Settings.found_in(begun.merged(tables))
+    asked, wrong = Settings.found_in(tables, "the settings", mistakes)
+    by_rule = given.get("model"), given.get("optimizer"), given.get("backbone"), asked.privacy.epsilon
+    begun = recipes.default_recipe(vars(asked.data), *by_rule)
+    if file := given.get("recipe"):
+        right = {name: value for name, value in tables["data"].items() if name not in wrong}
+        begun, wrong_there = Settings.found_in_file(file, right, mistakes)
+        unknown |= wrong_there
+    unknown |= wrong
+    settings, _ = Settings.found_in(begun.merged(tables), "the settings", mistakes)
     data, privacy, training, key = settings.data, settings.privacy, settings.training, secrets.token_hex(32)
     # A contradiction of a setting that is unknown may be none.
     mistakes.add(*(words for words in settings.contradictions() if unknown.isdisjoint(re.findall(r"\w+", words))))

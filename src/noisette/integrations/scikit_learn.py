@@ -190,8 +190,8 @@ class PrivateEstimator(BaseEstimator):
             mistakes.check(lambda: self._note_bounds(rows))
             prepared = mistakes.check(lambda: self._prepared(targets))
             mistakes.refuse()
-            assert counts is not None, "checked above"
             assert prepared is not None, "checked above"
+            assert counts is not None, "checked above"
             return self._fit(rows, *prepared, counts)
         except BaseException:
             vars(self).clear()

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeAlias, get_type_hints
+from typing import Annotated, Any, Literal, Self, get_type_hints
 
 import pydantic
 
@@ -241,9 +241,6 @@ class TrainingSection:
     class_weights: Mapping[str, _Positive] | None = None  # by which the loss of each class counts, beside the largest
 
 
-Found: TypeAlias = "tuple[Settings, list[str], set[str]]"
-
-
 @dataclass(frozen=True)
 class Settings:
     """The tables of a recipe, which may still contradict each other."""
@@ -258,8 +255,8 @@ class Settings:
     augmentation: AugmentationSection = field(default_factory=AugmentationSection)
 
     @classmethod
-    def found_in(cls, tables: Mapping[str, Any]) -> Found:
-        """The settings in tables without those that are wrong, a message for each of these, and their names."""
+    def found_in(cls, tables: Mapping[str, Any], source: str, mistakes: checks.Mistakes) -> tuple[Settings, set[str]]:
+        """The settings in tables without those that are wrong, which are added to the mistakes, and names of these."""
         kinds = get_type_hints(cls)
         sections, problems, wrong = {}, list[str](), set[str]()
         for name, table in tables.items():
@@ -274,27 +271,21 @@ class Settings:
                     problems += [f"{name}: {problem}" for problem in error.problems]
                     wrong |= error.wrong
                     sections[name] = kinds[name](**{key: table[key] for key in table.keys() - error.wrong})
-        return Settings(**sections), problems, wrong
+        mistakes.check(partial(refuse, source, problems))
+        return Settings(**sections), wrong
 
     @classmethod
-    def found_in_file(cls, path: Path, data: Mapping[str, Any]) -> Found:
+    def found_in_file(cls, path: Path, data: Mapping[str, Any], mistakes: checks.Mistakes) -> tuple[Settings, set[str]]:
         """As :meth:`found_in`, in a TOML file with these fields of its table ``data`` and a suitable model."""
-        tables = _toml(path)
-        own = tables.get("data")
-        is_schema = bool(tables) and tables.keys() <= get_type_hints(DataSection).keys()
-        if is_schema or (isinstance(own, dict) and isinstance(own.get("columns"), str)):
-            what = "is a schema, not a recipe" if is_schema else "names a schema as columns"
-            raise ValueError(
-                f"{path} {what}: noisette train takes a schema as --columns; in a recipe its lines are under [data], "
-                "and those of a column under [data.columns.NAME]"
-            )
-        if data and isinstance(own, dict | None):
+        if (tables := mistakes.check(partial(_recipe_in, path))) is None:
+            return cls(), {name for section in asdict(cls()).values() for name in section}
+        if data and isinstance(own := tables.get("data"), dict | None):
             tables["data"] = {**(own or {}), **data}
-        settings, problems, wrong = cls.found_in(tables)
+        settings, wrong = cls.found_in(tables, str(path), mistakes)
         if not isinstance(own := tables.get("model", {}), dict) or "name" not in own:
             name = "linear" if settings.model.backbone else suited_model(settings.data)
             settings = replace(settings, model=replace(settings.model, name=name))
-        return settings, problems, wrong
+        return settings, wrong
 
     def merged(self, tables: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         """All tables, with these values in them."""
@@ -413,7 +404,10 @@ class Recipe(Settings):
     @classmethod
     def read(cls, path: Path, data: Mapping[str, Any] | None = None) -> Self:
         """The recipe that :meth:`found_in_file` finds; raises what :meth:`of` raises."""
-        return cls._right(cls.found_in_file(path, data or {}), str(path))
+        mistakes = checks.Mistakes()
+        settings, _ = cls.found_in_file(path, data or {}, mistakes)
+        mistakes.refuse()
+        return cls(**vars(settings))
 
     @classmethod
     def of(cls, tables: Mapping[str, Any], source: str) -> Self:
@@ -423,12 +417,10 @@ class Recipe(Settings):
             ValueError: there are unknown keys, values of another type or outside their domain; all are listed, and
                 ``source`` is named. Or settings contradict each other.
         """
-        return cls._right(cls.found_in(tables), source)
-
-    @classmethod
-    def _right(cls, found: Found, source: str) -> Self:
-        refuse(source, found[1])
-        return cls(**vars(found[0]))
+        mistakes = checks.Mistakes()
+        settings, _ = cls.found_in(tables, source, mistakes)
+        mistakes.refuse()
+        return cls(**vars(settings))
 
     def changed(self, tables: Mapping[str, Mapping[str, Any]], source: str) -> Self:
         """The recipe with these values of its tables; raises what :meth:`of` raises."""
@@ -445,6 +437,18 @@ def _toml(path: Path) -> dict[str, Any]:
                 "or as the name under [data] of a recipe"
             ) from error
         raise ValueError(f"{path} is not a TOML file: {error}") from error
+
+
+def _recipe_in(path: Path) -> dict[str, Any]:
+    tables = _toml(path)
+    own, is_schema = tables.get("data"), bool(tables) and tables.keys() <= get_type_hints(DataSection).keys()
+    if is_schema or (isinstance(own, dict) and isinstance(own.get("columns"), str)):
+        what = "is a schema, not a recipe" if is_schema else "names a schema as columns"
+        raise ValueError(
+            f"{path} {what}: noisette train takes a schema as --columns; in a recipe its lines are under [data], "
+            "and those of a column under [data.columns.NAME]"
+        )
+    return tables
 
 
 def read_schema(path: Path) -> dict[str, Any]:
