@@ -1,7 +1,5 @@
 """What is refused: the errors that noisette raises where a guarantee would not hold, and the checks of arguments."""
 
-from __future__ import annotations
-
 import math
 import traceback
 from collections.abc import Callable, Sequence

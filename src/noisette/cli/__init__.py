@@ -1,7 +1,5 @@
 """The command ``noisette``. Only the commands that use a model import torch."""
 
-from __future__ import annotations
-
 import io
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``noisette account``, ``calibrate`` and ``plan``: what a run costs, and the parameters that a budget leaves open."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """``noisette doctor``: can a model be trained privately, which rules serve it, and what will a step cost?"""
 
-from __future__ import annotations
-
 import inspect
 import pkgutil
 import re

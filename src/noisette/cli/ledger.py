@@ -1,7 +1,5 @@
 """``noisette ledger``: show the releases on a data set, compute their cost, record one, repair a file after a crash."""
 
-from __future__ import annotations
-
 import json
 import math
 import shlex

@@ -1,7 +1,5 @@
 """What commands share: options and how they are read, and errors as one plain message without a traceback."""
 
-from __future__ import annotations
-
 import csv
 import math
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The built-in table, Adult (Census Income), and the sets of texts: AG News, SST-2 and IMDB."""
 
-from __future__ import annotations
-
 import io
 import re
 import zipfile

@@ -1,7 +1,5 @@
 """What every reader returns: inputs and targets as arrays, with the public facts about them; and what it refuses."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Sequence

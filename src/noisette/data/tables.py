@@ -5,8 +5,6 @@ Excel alone: its parser of CSV lets a quote that is not closed, or a row that is
 that of JSON rounds whole numbers where a value is missing.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Private training as scikit-learn estimators, for tables of numbers."""
 
-from __future__ import annotations
-
 import math
 import textwrap
 import warnings

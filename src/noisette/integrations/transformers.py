@@ -3,8 +3,6 @@
 Which fields are padded is decided by their names and the kind of model, never by the lengths met in the records.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import shutil

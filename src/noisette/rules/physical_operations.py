@@ -10,8 +10,6 @@ Guarantee: this list is trusted; ``tests/rules/test_physical_operations.py`` che
 Axes: b example, n the batch axis inside the loss of one example, usually of length 1.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping, Sequence
 from string import ascii_letters

@@ -1,7 +1,5 @@
 """The model, the gradient bound, the optimizer and the examples of a recipe."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import secrets

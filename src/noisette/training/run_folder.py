@@ -1,7 +1,5 @@
 """The run folder: written under a temporary name, renamed when complete, sealed by digests, reopened. Without torch."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

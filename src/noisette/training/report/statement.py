@@ -1,7 +1,5 @@
 """What a run declares and guarantees, in words: the table of settings of the report, and the privacy statement."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
