@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from decimal import ROUND_CEILING, Context
 from functools import partial
@@ -126,7 +126,7 @@ def account(
         partial(_check_batches, batch, size, group_size, bands),
         partial(options.at_most, options.MOST_RECORDS, size=size),
         partial(options.at_most, options.MOST_STEPS, steps=steps),
-        partial(options.at_most, options.MOST_OF_ONE, group_size=group_size),
+        partial(options.at_most, 100_000, group_size=group_size),
         partial(options.check_accountant, accountant),
     )
     [found] = missing
@@ -224,12 +224,12 @@ def plan(
     most = size if isinstance(size, int) and size > 0 else math.inf
     batch_sizes = _usual_batch_sizes(most) if batch_sizes is None else batch_sizes
     *_, sizes, passes = checks.all_of(
-        partial(_check_given, **budget),
+        partial(_check_given, budget),
         partial(options.at_most, options.MOST_RECORDS, size=size),
         partial(calibrate.check_ranges, **budget),
         partial(_check_below_one_record, delta, most),
         partial(options.whole_numbers, "batch-sizes", batch_sizes, "256,1024", most=most),
-        partial(options.numbers, "epochs", epochs, "numbers above 0, such as 1,2.5,10", lambda found: found > 0),
+        partial(options.numbers, "epochs", epochs, "1,2.5,10", lambda n: n > 0, "numbers above 0"),
     )
     sizes, passes = sorted(set(sizes)), sorted(set(passes))
     options.at_most(options.MOST_STEPS, steps=max(passes) * size / sizes[0])
@@ -250,8 +250,8 @@ def plan(
         _print_plan(settings, chosen, size, epsilon)
 
 
-def _check_given(**numbers: float | None) -> None:
-    if missing := [f"--{name}" for name, number in numbers.items() if number is None]:
+def _check_given(budget: Mapping[str, float | None]) -> None:
+    if missing := [f"--{name}" for name, number in budget.items() if number is None]:
         raise ValueError(f"{' and '.join(missing)} must be given")
 
 

@@ -2,7 +2,7 @@
 
 import csv
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -37,17 +37,13 @@ def _refuse(message: str) -> NoReturn:
 
 
 def option(metavar: str, text: str, default: str | None = None, *names: str, panel: str | None = None) -> Any:
-    """An option with one value and a help text, which shows this default where there is no value to show.
-
-    With metavar F, or N for a whole one, it is read as a number. A text that is none stays, and the check of the
-    number's range names it with all other mistakes.
-    """
+    """An option with one value, which is read as a number if the metavar is F or N; its help shows this default."""
     read, shown = number if metavar in ("F", "N") else None, default or True
     return typer.Option(*names, metavar=metavar, help=text, show_default=shown, rich_help_panel=panel, parser=read)
 
 
 def number(text: str) -> Any:
-    """The number that is written in a text, or the text if there is none."""
+    """The number in a text, or the text if it is none, which the check of the range names beside other mistakes."""
     for kind in (int, float):
         with suppress(ValueError):
             return kind(text)
@@ -66,20 +62,20 @@ def check_accountant(name: str) -> None:
 
 
 def numbers(
-    option: str, given: str, form: str, fits: Callable[[Any], bool] = math.isfinite, *, count: int = 0
+    option: str, given: str, example: str, fits: Any = math.isfinite, form: str = "numbers", *, count: int = 0
 ) -> tuple[Any, ...]:
-    """So many finite numbers in a text, or any, separated by commas, that fit; a ``ValueError`` names their form."""
+    """So many finite numbers in a text, or any, separated by commas, that fit; others are a ``ValueError``."""
     found = tuple(number(part) for part in given.split(","))
     right = all(isinstance(each, int | float) and math.isfinite(each) and fits(each) for each in found)
     if not right or len(found) != (count or len(found)):
-        raise ValueError(f"expected --{option} as {form}, got {given!r}")
+        raise ValueError(f"expected --{option} as {form}, such as {example}, got {given!r}")
     return found
 
 
 def whole_numbers(option: str, given: str, example: str, *, count: int = 0, most: float = math.inf) -> tuple[int, ...]:
     """The same of whole numbers from 1."""
-    form = f"whole numbers from 1{'' if most == math.inf else f' to {most}'}, such as {example}"
-    return numbers(option, given, form, lambda found: isinstance(found, int) and 1 <= found <= most, count=count)
+    form = f"whole numbers from 1{'' if most == math.inf else f' to {most}'}"
+    return numbers(option, given, example, lambda n: isinstance(n, int) and 1 <= n <= most, form, count=count)
 
 
 def listed(option: str, given: str) -> tuple[str, ...]:
@@ -99,7 +95,6 @@ def number_or_names(classes: str) -> int | tuple[str, ...]:
 
 
 MOST_STEPS, MOST_RECORDS = 10**12, 10**15  # beyond any training: floating point would no longer tell runs apart
-MOST_OF_ONE = 100_000  # records of one person
 
 
 def at_most(most: int, **arguments: float | None) -> None:

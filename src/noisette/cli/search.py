@@ -68,7 +68,7 @@ def search(
     from noisette.training.search_space import SearchSpace, check_recipe
 
     mistakes = checks.Mistakes()
-    begun, wrong = Settings.found_in_file(recipe, {}, mistakes)
+    begun, wrong = Settings.in_file(recipe, {}, mistakes)
     settings = mistakes.check(lambda: Recipe(**vars(begun))) or Recipe()
     place = out or Path("runs", Path(begun.data.name).resolve().name.partition(".")[0] + "-search")
     for check in (

@@ -62,14 +62,11 @@ def schema(
     columns = [*filter(None, map(mistakes.check, asked)), *((name, {"kind": "ignored"}) for name in ignored)]
     declared, given = dict(columns), [name for name, _ in columns]
     mistakes.add(*(f"the column {name!r} is declared twice" for name in given if given.count(name) > 1))
+    absent = [name for name in (label, *declared) if found and name not in found]
     others = f"--label is one of {', '.join(names)}, and so are others"
-    mistakes.add(
-        *(f"there is no column {name!r}; {others}" for name in (label, *declared) if found and name not in found)
-    )
+    mistakes.add(*(f"there is no column {name!r}; {others}" for name in absent))
     of_classes = None if classes is None else mistakes.check(lambda: number_or_names(classes))
-    bounds = (
-        None if target is None else mistakes.check(lambda: numbers("target", target, "numbers, such as 0,120", count=2))
-    )
+    bounds = None if target is None else mistakes.check(lambda: numbers("target", target, "0,120", count=2))
     facts = {"label": label, "classes": of_classes, "target": bounds, "size": size, "encoding": encoding}
     facts = {name: value for name, value in facts.items() if value is not None}
     # This checks that the declarations do not contradict themselves.
@@ -85,7 +82,7 @@ def schema(
 
 def _number(given: str) -> tuple[str, dict[str, Any]]:
     name, value = _pair("number", "age=0,100", given)
-    low, high = numbers(f"number {name}", value, "numbers, such as 0,100", count=2)
+    low, high = numbers(f"number {name}", value, "0,100", count=2)
     return name, {"kind": "number", "low": low, "high": high, "missing": "indicator"}
 
 

@@ -10,7 +10,7 @@ import re
 import secrets
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import chdir, contextmanager, nullcontext, suppress
+from contextlib import chdir, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -262,7 +262,7 @@ def settled(context: typer.Context, mistakes: checks.Mistakes, out: Path | None,
     begun = recipes.default_recipe(vars(asked.data), *by_rule)
     if file := given.get("recipe"):
         right = {name: value for name, value in tables["data"].items() if name not in wrong}
-        begun, wrong_there = Settings.found_in_file(file, right, mistakes)
+        begun, wrong_there = Settings.in_file(file, right, mistakes)
         unknown |= wrong_there
     unknown |= wrong
     settings, _ = Settings.found_in(begun.merged(tables), "the settings", mistakes)
@@ -298,10 +298,10 @@ def settled(context: typer.Context, mistakes: checks.Mistakes, out: Path | None,
 
 
 def _weights(given: str) -> dict[str, float]:
-    pairs, weights = [part.rpartition("=") for part in options.listed("class-weights", given)], dict[str, float]()
-    with suppress(ValueError):
-        weights = {name: float(number if sign else sign) for name, sign, number in pairs}
-    if len(weights) < len(pairs) or not all(0 < weight < math.inf for weight in weights.values()):
+    pairs = [part.rpartition("=")[::2] for part in options.listed("class-weights", given)]
+    weights = {name: options.number(weight) for name, weight in pairs}
+    right = all(isinstance(weight, int | float) and 0 < weight < math.inf for weight in weights.values())
+    if len(weights) < len(pairs) or "" in weights or not right:
         form = "NAME=NUMBER for each class, once and above 0, as no=1,yes=9"
         raise ValueError(f"expected --class-weights as {form}, got {given!r}")
     return weights
@@ -309,7 +309,7 @@ def _weights(given: str) -> dict[str, float]:
 
 _READ: dict[str, Callable[[Any], Any]] = {  # options that are texts to be read
     "classes": options.number_or_names,
-    "target": lambda given: options.numbers("target", given, "numbers, such as 0,120", count=2),
+    "target": lambda given: options.numbers("target", given, "0,120", count=2),
     "image_size": lambda given: options.whole_numbers("image-size", given.replace("x", ","), "64x48", count=2),
     "class_weights": _weights,
 }
@@ -499,9 +499,8 @@ def curve(
     cost together.
     """
     mistakes = checks.Mistakes()
-    read = mistakes.check(
-        lambda: options.numbers("epsilon", epsilon, f"numbers above 0, such as {_BUDGETS}", lambda found: found > 0)
-    )
+    form = _BUDGETS, lambda budget: budget > 0, "numbers above 0"
+    read = mistakes.check(lambda: options.numbers("epsilon", epsilon, *form))
     budgets = sorted(set(read or ()))
     if read and len(budgets) < len(read):
         mistakes.add(f"expected --epsilon as different budgets, one for each run, got {epsilon!r}")

@@ -114,10 +114,8 @@ def declared(cls: type[Declared]) -> type[Declared]:
     return made
 
 
-def _problems(
-    error: pydantic.ValidationError, names: list[str], given: Mapping[str, Any]
-) -> tuple[list[str], set[str]]:
-    """A message for each key that is unknown, absent, or not of the expected type, and these keys."""
+def _problems(error: Any, names: list[str], given: Mapping[str, Any]) -> tuple[list[str], set[str]]:
+    """A message for each key that pydantic found unknown, absent, or not of the expected type, and these keys."""
     found, expected, wrong = [], dict[str, list[str]](), set[str]()
     for item in error.errors(include_url=False):
         place = next(iter(item["loc"]), "")

@@ -213,19 +213,15 @@ def read_set(path: Path, declaration: Declaration) -> DataSet:
     refuse(path.name, list(_absent_columns(train, declaration)))
     features = declaration.features(train)
 
-    def split(place: Path, found: Table) -> Split:
-        made, problems = encode(_labelled(found, declaration), declaration, features)
-        refuse(f"{place.name} ({NUMBERED})", problems)
-        return made
-
     def tested(place: Path) -> Split:
         found = read(place, declaration.encoding)
         if found.keys() != train.keys():
             raise DataError(f"{place.name} must have the columns of {path.name}, in any order")
-        return split(place, found)
+        return encode(place, found, declaration, features)
 
     mistakes, test = Mistakes(), declaration.test
-    trained, held_out = mistakes.check(lambda: split(path, train)), mistakes.check(lambda: test and tested(test))
+    trained = mistakes.check(lambda: encode(path, train, declaration, features))
+    held_out = mistakes.check(lambda: test and tested(test))
     mistakes.refuse(DataError)
     assert trained is not None, "refused otherwise"
     words, names = (declaration.numbering.size, ()) if declaration.text else (0, features.names)
@@ -260,11 +256,12 @@ def _labelled(table: Table, declaration: Declaration) -> Table:
     return Table(of_kept, tuple(compress(table.numbers, kept)))
 
 
-def encode(table: Table, declaration: Declaration, features: Columns) -> tuple[Split, list[str]]:
-    """Inputs from the columns ``features`` or the text, targets from the label column, and the problems found.
+def encode(path: Path, table: Table, declaration: Declaration, features: Columns) -> Split:
+    """Inputs from the columns ``features`` or the text, and targets from the label column, of a table at this path.
 
-    The problems name rows and columns, never values; if there are any, the split must not be used.
+    A ``DataError`` lists all problems by rows and columns, never by values.
     """
+    table = _labelled(table, declaration)
     inputs, problems = inputs_of(table, declaration, features)
     labels, target = table[declaration.label], declaration.target
     if target is not None:
@@ -280,7 +277,8 @@ def encode(table: Table, declaration: Declaration, features: Columns) -> tuple[S
     users = None if declaration.users is None else table[declaration.users]
     if users is not None:
         problems += _problems(table, str(declaration.users), missing(users), problem="")
-    return Split(inputs, targets, users), problems
+    refuse(f"{path.name} ({NUMBERED})", problems)
+    return Split(inputs, targets, users)
 
 
 def inputs_of(table: Table, declaration: Declaration, features: Columns) -> tuple[np.ndarray, list[str]]:

@@ -275,7 +275,7 @@ class Settings:
         return Settings(**sections), wrong
 
     @classmethod
-    def found_in_file(cls, path: Path, data: Mapping[str, Any], mistakes: checks.Mistakes) -> tuple[Settings, set[str]]:
+    def in_file(cls, path: Path, data: Mapping[str, Any], mistakes: checks.Mistakes) -> tuple[Settings, set[str]]:
         """As :meth:`found_in`, in a TOML file with these fields of its table ``data`` and a suitable model."""
         if (tables := mistakes.check(partial(_recipe_in, path))) is None:
             return cls(), {name for section in asdict(cls()).values() for name in section}
@@ -403,9 +403,9 @@ class Recipe(Settings):
 
     @classmethod
     def read(cls, path: Path, data: Mapping[str, Any] | None = None) -> Self:
-        """The recipe that :meth:`found_in_file` finds; raises what :meth:`of` raises."""
+        """The recipe that :meth:`in_file` finds; raises what :meth:`of` raises."""
         mistakes = checks.Mistakes()
-        settings, _ = cls.found_in_file(path, data or {}, mistakes)
+        settings, _ = cls.in_file(path, data or {}, mistakes)
         mistakes.refuse()
         return cls(**vars(settings))
 
