@@ -119,12 +119,7 @@ def said_by(error: Exception) -> str:
 
 
 class Mistakes:
-    """What is wrong with a request, found by several checks and raised at once.
-
-    >>> mistakes = Mistakes()
-    >>> mistakes.check(lambda: positive(a=0)), mistakes.check(lambda: float("1"))
-    (None, 1.0)
-    """
+    """What is wrong with a request, found by several checks and raised at once."""
 
     def __init__(self) -> None:
         self._found: dict[str, Exception] = {}  # by its message, as two checks may find the same

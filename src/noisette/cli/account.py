@@ -257,10 +257,8 @@ def _check_given(budget: Mapping[str, float | None]) -> None:
 
 def _check_below_one_record(delta: float | None, size: float) -> None:
     if isinstance(delta, int | float) and 1 / size <= delta < 1 and size < math.inf:
-        raise ValueError(
-            f"delta={delta:g} is not below one over the declared size ({1 / size:.2g}): releasing one record in the "
-            "clear would satisfy it; choose a smaller delta"
-        )
+        why = f"({1 / size:.2g}): releasing one record in the clear would satisfy it; choose a smaller delta"
+        raise ValueError(f"delta={delta:g} is not below one over the declared size {why}")
 
 
 def _usual_batch_sizes(size: float) -> str:

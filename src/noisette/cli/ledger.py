@@ -197,8 +197,7 @@ def price(
     """
     if delta is not None:
         checks.open_fraction(delta=delta)
-    if accountant is not None:
-        options.check_accountant(accountant)
+    options.check_accountant(accountant)
     if group_size > 1 and records_per_user is not None:
         raise ValueError("give group_size or records_per_user, not both")
     path, read, signature = _read(place)

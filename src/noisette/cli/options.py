@@ -55,9 +55,9 @@ def flag(name: str, text: str, *, panel: str | None = None) -> Any:
     return typer.Option(name, help=text, show_default=False, rich_help_panel=panel)
 
 
-def check_accountant(name: str) -> None:
-    """Check that an accountant has this name."""
-    if name not in ACCOUNTANTS:
+def check_accountant(name: str | None) -> None:
+    """Check that an accountant has this name, if one is named."""
+    if name is not None and name not in ACCOUNTANTS:
         raise ValueError(f"--accountant {name!r} is not one of {', '.join(ACCOUNTANTS)}")
 
 
@@ -83,9 +83,8 @@ def listed(option: str, given: str) -> tuple[str, ...]:
     try:
         [names] = csv.reader([given], skipinitialspace=True, strict=True)
     except (csv.Error, ValueError) as error:
-        raise ValueError(
-            f'expected --{option} as names separated by commas, quoted as "a, b" where one has a comma, got {given!r}'
-        ) from error
+        form = 'names separated by commas, quoted as "a, b" where one has a comma'
+        raise ValueError(f"expected --{option} as {form}, got {given!r}") from error
     return tuple(name.strip() for name in names)
 
 
@@ -117,14 +116,9 @@ OneOrAllAccountants = Annotated[str | None, option(_NAMES, "Computes the cost; w
 OUT = "The run folder. An older run there is kept as DIR.replaced-1."
 EPSILON = option("F", "Privacy budget, in nats: above 0.")
 DELTA = option("F", "Probability with which the bound on epsilon may fail: above 0, below 1.")
-FactsAsJson = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object, that of run.json with the folder, and nothing else.")
-]
+FactsAsJson = Annotated[bool, typer.Option("--json", help="Print run.json with the folder, and nothing else.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, with all digits.")]
-_MODEL = (
-    "The model of the run, where it is not built in: its package.module:callable, if you trust this code, or the "
-    "folder of Hugging Face that the run began with."
-)
+_MODEL = "Where it is not built in: its package.module:callable, if you trust it, or the folder of Hugging Face."
 RunModel = Annotated[str | None, option("MODEL", _MODEL)]
 _PLACES = "$NOISETTE_DATA, then the user cache, then download"
 DataDir = Annotated[Path | None, option("DIR", "Folder with the files of built-in data sets.", _PLACES)]

@@ -55,22 +55,20 @@ def schema(
     """
     mistakes = checks.Mistakes()
     mistakes.check(lambda: check_new(out))
-    found = mistakes.check(lambda: tables.header(header_of, Declaration(encoding=encoding or "utf-8").encoding))
-    names = found or []
+    names = mistakes.check(lambda: tables.header(header_of, Declaration(encoding=encoding or "utf-8").encoding)) or []
     asked = [partial(_number, each) for each in number or ()] + [partial(_category, each) for each in category or ()]
     ignored = (mistakes.check(lambda: listed("ignore", ignore)) if ignore else None) or ()
     columns = [*filter(None, map(mistakes.check, asked)), *((name, {"kind": "ignored"}) for name in ignored)]
     declared, given = dict(columns), [name for name, _ in columns]
     mistakes.add(*(f"the column {name!r} is declared twice" for name in given if given.count(name) > 1))
-    absent = [name for name in (label, *declared) if found and name not in found]
+    absent = [name for name in (label, *declared) if names and name not in names]
     others = f"--label is one of {', '.join(names)}, and so are others"
     mistakes.add(*(f"there is no column {name!r}; {others}" for name in absent))
     of_classes = None if classes is None else mistakes.check(lambda: number_or_names(classes))
     bounds = None if target is None else mistakes.check(lambda: numbers("target", target, "0,120", count=2))
     facts = {"label": label, "classes": of_classes, "target": bounds, "size": size, "encoding": encoding}
     facts = {name: value for name, value in facts.items() if value is not None}
-    # This checks that the declarations do not contradict themselves.
-    mistakes.check(lambda: declaration_of(Recipe(DataSection(name=str(out), columns=declared, **facts))))
+    mistakes.check(lambda: declaration_of(Recipe(DataSection(name=str(out), columns=declared, **facts))))  # they fit
     mistakes.refuse()
     left = [name for name in names if name not in declared and name != label]
     declared |= {name: {"kind": _OPEN} for name in left}
@@ -176,11 +174,7 @@ def _as_csv(saved: SavedModel, rows: Path, keep: Sequence[str]) -> str:
 
 
 def _dates(column: Sequence[str]) -> Sequence[str]:
-    """The texts of a column, or of times that are all midnight the dates, as most programs write dates to Parquet.
-
-    >>> _dates(["2024-02-29 00:00:00", ""]), _dates(["2024-02-29 00:00:00", "2024-02-29 01:00:00"])[0]
-    (['2024-02-29', ''], '2024-02-29 00:00:00')
-    """
+    """The texts of a column, or of times that are all midnight the dates, as most programs write dates to Parquet."""
     midnight = " 00:00:00"
     whole = all(not text or text.endswith(midnight) for text in column)
     return [text.removesuffix(midnight) for text in column] if whole else column

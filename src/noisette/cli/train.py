@@ -239,8 +239,8 @@ def _loaded(settings: Settings, data_dir: Path | None, key: str) -> _Loaded:
 def settled(context: typer.Context, mistakes: checks.Mistakes, out: Path | None, ending: str, *, plain: bool) -> Run:
     """The run that the options of ``noisette train`` ask for, with its data, after all checks that need no torch.
 
-    A ``ValueError`` names all mistakes, those that were found before too. Without ``out`` its folder is named after the
-    data, with this ending. ``plain``: it is trained without privacy, too. Ranks load and check their data together.
+    All mistakes are raised, also those given. Without ``out`` its folder is named after the data, with this ending.
+    ``plain``: it is trained without privacy, too. Ranks load and check their data together, later.
     """
     given = {name: value for name, value in context.params.items() if value is not None and value is not False}
     schema = mistakes.check(partial(recipes.read_schema, path)) if (path := given.pop("columns", None)) else {}
@@ -250,12 +250,9 @@ def settled(context: typer.Context, mistakes: checks.Mistakes, out: Path | None,
             unknown.add(name)
         else:
             given[name] = value
-    tables = {
-        table: {
-            own.name: given[name] for own in fields(of) if (name := _OPTIONS.get((table, own.name), own.name)) in given
-        }
-        for table, of in get_type_hints(Settings).items()
-    }
+    kinds = get_type_hints(Settings).items()
+    named = {t: {own.name: _OPTIONS.get((t, own.name), own.name) for own in fields(of)} for t, of in kinds}
+    tables = {t: {name: given[of] for name, of in names.items() if of in given} for t, names in named.items()}
     tables["data"] = (schema or {}) | tables["data"]
     asked, wrong = Settings.found_in(tables, "the settings", mistakes)
     by_rule = given.get("model"), given.get("optimizer"), given.get("backbone"), asked.privacy.epsilon
@@ -499,8 +496,7 @@ def curve(
     cost together.
     """
     mistakes = checks.Mistakes()
-    form = _BUDGETS, lambda budget: budget > 0, "numbers above 0"
-    read = mistakes.check(lambda: options.numbers("epsilon", epsilon, *form))
+    read = mistakes.check(lambda: options.numbers("epsilon", epsilon, _BUDGETS, lambda e: e > 0, "numbers above 0"))
     budgets = sorted(set(read or ()))
     if read and len(budgets) < len(read):
         mistakes.add(f"expected --epsilon as different budgets, one for each run, got {epsilon!r}")

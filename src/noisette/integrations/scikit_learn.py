@@ -181,15 +181,14 @@ class PrivateEstimator(BaseEstimator):
         """
         before, mistakes = dict(vars(self)), checks.Mistakes()
         try:
-            rows, targets = mistakes.check(lambda: self._validated(X, y)) or (None, None)
-            counts = None if targets is None else mistakes.check(lambda: _counts(sample_weight, targets))
+            nothing = None, None, torch.empty(0)
+            rows, targets, counts = mistakes.check(lambda: self._validated(X, y, sample_weight)) or nothing
             self.read_from_rows_ = mistakes.check(self._undeclared) or ()
             mistakes.check(self._hidden)
             mistakes.check(lambda: self._note_bounds(rows))
             prepared = mistakes.check(lambda: self._prepared(targets))
             mistakes.refuse()
             assert prepared is not None, "checked above"
-            assert counts is not None, "checked above"
             return self._fit(rows, *prepared, counts)
         except BaseException:
             vars(self).clear()
@@ -226,8 +225,8 @@ class PrivateEstimator(BaseEstimator):
         )
         return hidden
 
-    def _validated(self, X: Any, y: Any) -> tuple[Any, np.ndarray]:  # noqa: N803
-        """Rows of numbers, or a frame whose columns are declared, and targets; the shape of a row is noted."""
+    def _validated(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, np.ndarray, Tensor]:  # noqa: N803
+        """Rows of numbers, or a frame whose columns are declared, targets and weights; the shape of a row is noted."""
         if is_regressor(self):
             given = np.asarray(y)
             if given.dtype.kind == "c":
@@ -240,7 +239,7 @@ class PrivateEstimator(BaseEstimator):
                 )
         if self.columns is None:
             rows, targets = _numbers(self, X, y, y_numeric=is_regressor(self))
-            return rows, np.asarray(targets)
+            return rows, np.asarray(targets), _counts(sample_weight, targets)
         if isinstance(X, Mapping):
             self.n_features_in_ = len(X)
         else:
@@ -248,7 +247,7 @@ class PrivateEstimator(BaseEstimator):
         targets = column_or_1d(y, dtype=np.float64 if is_regressor(self) else None, warn=True)
         assert_all_finite(targets, input_name="y")
         check_consistent_length(*(X.values() if isinstance(X, Mapping) else [X]), targets)
-        return X, targets
+        return X, targets, _counts(sample_weight, targets)
 
     def _fit(self, X: Any, targets: Tensor, outputs: int, loss: Loss, counts: Tensor) -> Self:  # noqa: N803
         """Fit a model with so many outputs to checked rows, each of which counts so much."""
@@ -504,9 +503,8 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):
     def _prepared(self, y: np.ndarray | None) -> tuple[Tensor, int, Loss]:
         y = np.empty(0) if y is None else y
         pair = bounds_of_rows(y) if "target_bounds" in self.read_from_rows_ and len(y) else self.target_bounds
-        low, high = self.target_bounds_ = feature_bounds((0, 1) if pair is None else pair, None, 1, "target_bounds")[
-            :, 0
-        ]
+        bounds = feature_bounds((0, 1) if pair is None else pair, None, 1, "target_bounds")
+        low, high = self.target_bounds_ = bounds[:, 0]
         scaled = 2 * (np.clip(y, low, high) - low) / (high - low) - 1
 
         def loss(model: nn.Module, x: Tensor, y: Tensor, count: Tensor) -> Tensor:

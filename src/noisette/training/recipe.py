@@ -37,7 +37,7 @@ def _entry(place: str, description: str) -> Entry:
 _FROM_PUBLIC: Mapping[str, Entry] = {
     "public": _entry("noisette.nn:PublicBatchNorm", "statistics of public examples"),
     "per-example": _entry(
-        "noisette.nn:PerExampleBatchNorm", "statistics of one example and the public ones, in closed form"
+        "noisette.nn:PerExampleBatchNorm", "statistics of an example and public ones, in closed form"
     ),
     "frozen": _entry("noisette.nn:FrozenBatchNorm", "fixed statistics of public data"),
 }
@@ -432,10 +432,8 @@ def _toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         if path.name.lower().endswith((*SUFFIXES, ".npz")):
-            raise ValueError(
-                f"{path} is a table, where settings in TOML are expected: give it to noisette train as --data {path}, "
-                "or as the name under [data] of a recipe"
-            ) from error
+            way_out = f"give it to noisette train as --data {path}, or as the name under [data] of a recipe"
+            raise ValueError(f"{path} is a table, where settings in TOML are expected: {way_out}") from error
         raise ValueError(f"{path} is not a TOML file: {error}") from error
 
 
@@ -444,9 +442,9 @@ def _recipe_in(path: Path) -> dict[str, Any]:
     own, is_schema = tables.get("data"), bool(tables) and tables.keys() <= get_type_hints(DataSection).keys()
     if is_schema or (isinstance(own, dict) and isinstance(own.get("columns"), str)):
         what = "is a schema, not a recipe" if is_schema else "names a schema as columns"
+        place = "under [data], and those of a column under [data.columns.NAME]"
         raise ValueError(
-            f"{path} {what}: noisette train takes a schema as --columns; in a recipe its lines are under [data], "
-            "and those of a column under [data.columns.NAME]"
+            f"{path} {what}: noisette train takes a schema as --columns; in a recipe its lines are {place}"
         )
     return tables
 
