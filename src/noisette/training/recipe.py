@@ -36,9 +36,7 @@ def _entry(place: str, description: str) -> Entry:
 # What replaces batch norm: from public examples, and others.
 _FROM_PUBLIC: Mapping[str, Entry] = {
     "public": _entry("noisette.nn:PublicBatchNorm", "statistics of public examples"),
-    "per-example": _entry(
-        "noisette.nn:PerExampleBatchNorm", "statistics of an example and public ones, in closed form"
-    ),
+    "per-example": _entry("noisette.nn:PerExampleBatchNorm", "statistics of an example and public ones in closed form"),
     "frozen": _entry("noisette.nn:FrozenBatchNorm", "fixed statistics of public data"),
 }
 NEED_PUBLIC = tuple(_FROM_PUBLIC)
