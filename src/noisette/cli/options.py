@@ -46,7 +46,7 @@ def number(text: str) -> Any:
     """The number in a text, or the text if it is none, which the check of the range names beside other mistakes."""
     for kind in (int, float):
         with suppress(ValueError):
-            return kind(text)
+            return kind(str(text))  # a default is a number
     return text
 
 
