@@ -29,7 +29,7 @@ from noisette import PrivateClassifier
 from noisette.data import DataSet, Split
 from noisette.nn.models import networks
 from noisette.training import defaults, loop
-from noisette.training.recipe import default_recipe
+from noisette.training.recipe import Recipe, default_recipe
 
 RESULTS = tables.RESULTS.with_name("calibration.jsonl")
 KEYS = ["way", "candidate", "table", "epsilon", "seed"]
@@ -82,10 +82,10 @@ def by_train(table: tables.Table, epsilon: float, seed: int, norm: float, **chan
         made[-1].bias.data += biased * torch.tensor([1 - table.y.mean(), table.y.mean()]).log().float()
         return made
 
-    x, recipe = inputs(table, np.concatenate([table.x, table.xt])), default_recipe({"name": "own.csv", "size": size})
-    training = replace(recipe.training, epochs=recipe.training.epochs * passes, seed=seed, microbatch_size=4096)
-    privacy = replace(recipe.privacy, epsilon=epsilon, max_grad_norm=norm)
-    recipe = replace(recipe, privacy=privacy, training=replace(training, compile="no", **changed))
+    x, known = inputs(table, np.concatenate([table.x, table.xt])), default_recipe({"name": "own.csv", "size": size})
+    training = replace(known.training, epochs=known.training.epochs * passes, seed=seed, microbatch_size=4096)
+    privacy, training = replace(known.privacy, epsilon=epsilon, max_grad_norm=norm), replace(training, compile="no")
+    recipe = Recipe(known.data, known.model, privacy, replace(training, **changed))
     splits = Split(x[:size].numpy(), table.y.astype(np.int64)), Split(x[size:].numpy(), table.yt.astype(np.int64))
     data = DataSet("table", *splits, classes=2, declared_size=size)
     with patch.object(networks, "table", network), patch.multiple(loop, NETWORK_REACH=reach, TABLE_NORM=norm):

@@ -1,7 +1,5 @@
 """What is refused: the errors that noisette raises where a guarantee would not hold, and the checks of arguments."""
 
-from __future__ import annotations
-
 import math
 import traceback
 from collections.abc import Callable, Sequence
@@ -113,20 +111,45 @@ def _whole_from(least: int, arguments: dict[str, object]) -> None:
             raise ValueError(f"expected {name} >= {least}, got {name}={value}")
 
 
-def all_of(*checks: Callable[[], Any]) -> list[Any]:
-    """Run every check, then report all problems at once, or return what the checks returned.
+def said_by(error: Exception) -> str:
+    """The message of an error; of one of the system, its file and what is wrong with it."""
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
-    Raises:
-        ValueError: the messages of all checks that failed, in one line.
-    """
-    found, problems = [], []
-    for check in checks:
+
+class Mistakes:
+    """What is wrong with a request, found by several checks and raised at once."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, Exception] = {}  # by its message, as two checks may find the same
+
+    def add(self, *messages: str) -> None:
+        self._found |= {message: ValueError(message) for message in messages}
+
+    def check(self, check: Callable[[], Value]) -> Value | None:
+        """What the check returns, or ``None`` where it raises a mistake, which is kept."""
         try:
-            found.append(check())
-        except (ValueError, TypeError) as error:
-            problems.append(str(error))
-    if problems:
-        raise ValueError("; ".join(problems))
+            return check()
+        except (ValueError, TypeError, OSError, PrivacyError) as error:
+            self._found[said_by(error)] = error
+            return None
+
+    def refuse(self, kind: type[ValueError] | None = None, between: str = "\n") -> None:
+        """Raise what was found: one mistake as it is, several as a ``PrivacyError`` or ``ValueError``, or ``kind``."""
+        errors = list(self._found.values())
+        if len(errors) == 1 and kind is None:
+            raise errors[0]
+        if errors:
+            of_privacy = any(isinstance(error, PrivacyError) for error in errors)
+            raise (PrivacyError if of_privacy else kind or ValueError)(between.join(self._found))
+
+
+def all_of(*checks: Callable[[], Any]) -> list[Any]:
+    """Run every check, then report all problems at once, in one line, or return what the checks returned."""
+    mistakes = Mistakes()
+    found = [mistakes.check(check) for check in checks]
+    mistakes.refuse(ValueError, "; ")
     return found
 
 

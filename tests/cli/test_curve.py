@@ -2,6 +2,8 @@
 
 import json
 
+import numpy as np
+
 from command_line import noisette, refusal, succeeded, tree
 from noisette import Ledger, PldAccountant
 
@@ -28,9 +30,14 @@ def test_a_run_at_each_budget_beside_a_baseline_and_their_joint_cost(tmp_path):
 
 
 def test_without_a_baseline_a_recipe_is_followed_and_nothing_is_called_not_private(tmp_path):
-    (tmp_path / "own.toml").write_text('[model]\nname = "linear"\n[privacy]\ndelta = 1e-4\n[training]\nepochs = 1')
+    x, y = np.random.default_rng(0).normal(size=(300, 2)).astype(np.float32), np.arange(300) % 2
+    np.savez("two.npz", x_train=x[:200], y_train=y[:200], x_test=x[200:], y_test=y[200:])
+    of_two = '[data]\nname = "two.npz"\nclasses = 2\nsize = 200\n[model]\nname = "linear"\n'
+    (tmp_path / "own.toml").write_text(of_two + "[privacy]\ndelta = 1e-4\n[training]\nepochs = 1\nbatch_size = 100")
     given = ("--epsilon", "2", "--no-baseline", "--out", "there", "--json")
     told = json.loads(succeeded(noisette("curve", "own.toml", *given)).stdout)
     assert (told["private"], told["baseline"]) == (True, None)
+    [figures] = told["table"].values()
+    assert [figure.split()[0] for figure in figures.split(", ")] == ["accuracy", "log", "AUC"]
     assert "NOT PRIVATE" not in (tmp_path / "there" / "curve.html").read_text()
     assert "epsilon-2/run.json" in tree(tmp_path / "there")

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import numpy as np
+import pandas
 from PIL import Image
 
 from command_line import noisette, refusal, succeeded, train
@@ -38,6 +39,17 @@ def test_what_a_spreadsheet_would_compute_is_quoted():
     assert header == ["'@id", "debt", "predicted label", "probability of =1+1", "probability of -2"]
     assert first[:2] == ["'+cmd|0", "-0.5"], "a number is none that is computed"
     assert {line[2] for line in csv.reader(shown.stdout.splitlines()[1:])} <= {"'=1+1", "-2"}
+
+
+def test_dates_of_a_parquet_file_are_repeated_as_dates():
+    trained('label = "label"\nclasses = ["=1+1", "-2"]', ignored="debt")
+    days = pandas.to_datetime(["2024-02-29", None, "2023-01-01"])
+    pandas.DataFrame({"a": [1, 2, 3], "day": days, "at": days + pandas.Timedelta(hours=1)}).to_parquet("new.parquet")
+    lines = succeeded(noisette("predict", "run", "new.parquet", "--keep", "day,at")).stdout.splitlines()
+    assert [line.split(",")[:2] for line in lines[1::2]] == [
+        ["2024-02-29", "2024-02-29 01:00:00"],
+        ["2023-01-01", "2023-01-01 01:00:00"],
+    ]
 
 
 def test_numbers_that_are_predicted_stay_numbers():

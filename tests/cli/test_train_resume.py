@@ -14,7 +14,7 @@ import pytest
 from click.testing import Result
 from dp_accounting.pld import PLDAccountant
 
-from command_line import FILES, after_step, facts, refusal, succeeded, train, tree
+from command_line import FILES, after_step, facts, noisette, refusal, succeeded, train, tree
 
 STEPS, EPSILON, DELTA = 400, 2.0, 2e-4
 OPTIONS = ["--model", "linear", "--epochs", 100.2, "--epsilon", EPSILON, "--delta", DELTA, "--out", "run"]
@@ -200,6 +200,8 @@ def test_a_signal_saves_the_run_at_the_step_at_hand_and_loses_nothing(number, co
     assert f"noisette train --resume {tmp_path}/run.unfinished-1" in shown.output
     assert reserved(tmp_path / "run.unfinished-1" / "ledger.jsonl") == 40
     assert signal.getsignal(number) is before
+    for place in ("run", "run.unfinished-1"):
+        refusal(noisette("predict", place, tmp_path), "To continue it: noisette train --resume ", "run.unfinished-1")
     shown = succeeded(train("--resume", "run.unfinished-1"))
     check_whole(tmp_path)
     run = facts(tmp_path / "run")

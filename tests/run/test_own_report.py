@@ -94,6 +94,16 @@ def test_a_guarantee_for_users_and_a_large_delta_are_said(tmp_path):
     assert "The ledger is in memory alone" in said
 
 
+def test_a_loop_without_noise_is_called_not_private(tmp_path, monkeypatch):
+    """The way to debug a loop: gradients are clipped as they will be, and the noise is too small to matter."""
+    monkeypatch.setitem(DECLARED, "noise_multiplier", 1e-9)
+    with trained(run_of()) as run:
+        run.report(tmp_path / "report.html", delta=1e-4)
+        assert "NOT PRIVATE: epsilon is infinite" in words(run)
+        assert "differentially private" not in words(run)
+    assert "NOT PRIVATE" in (tmp_path / "report.html").read_text()
+
+
 def test_the_report_is_one_page_with_curve_bounds_settings_and_statement(tmp_path):
     with trained(run_of(), steps=2) as run:
         run.report(tmp_path / "report.html", delta=1e-6)

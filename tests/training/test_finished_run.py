@@ -5,6 +5,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ import torch
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from command_line import facts, noisette, refusal, reseal, succeeded, train
+from command_line import after_step, facts, noisette, refusal, reseal, succeeded, train
 from noisette.audit.audited_run import AuditedRun
 from noisette.training.saved_model import SavedModel
 
@@ -106,6 +107,17 @@ def test_a_run_is_signed_and_verified_without_its_records(tmp_path):
     assert "signature" not in noisette("predict", run, rows).output
     reseal_nothing(run, signature="00" * 64)
     refusal(noisette(*verified, public), "another key or another run")
+
+
+def test_a_signed_run_that_was_cut_off_goes_on_with_its_key_alone(tmp_path, monkeypatch):
+    (own, public), out = keys(tmp_path), tmp_path / "run"
+    with monkeypatch.context() as pressed:
+        after_step(2, lambda: signal.raise_signal(signal.SIGTERM), pressed)
+        assert train("--epochs", 1, "--sign", own, "--out", out).exit_code == 143
+    refusal(train("--resume", out), f"begun with --sign {own} and would end unsigned")
+    assert not any(b"PRIVATE KEY" in path.read_bytes() for path in tmp_path.glob("run*/**/*") if path.is_file())
+    succeeded(train("--resume", out, "--sign", own))
+    succeeded(noisette("ledger", "verify", out, "--key", public))
 
 
 def reseal_nothing(run: Path, **changed: object) -> None:

@@ -111,7 +111,7 @@ def test_committed_recipes_are_valid(path):
 def test_every_default_names_a_model_that_exists_and_that_of_the_demonstration_is_its_recipe():
     for data in (*data_sets.names(), "other"):
         assert default_recipe({"name": data}).model.name in models.names()
-    assert Recipe.read(EXPERIMENTS / "digits.toml") == default_recipe({"name": "digits"})
+    assert vars(Recipe.read(EXPERIMENTS / "digits.toml")) == vars(default_recipe({"name": "digits"}))
 
 
 # Data of one's own
@@ -181,10 +181,10 @@ def test_the_default_batch_and_delta_fit_the_declared_size(size, text):
 
 
 def test_a_table_of_classes_has_a_larger_norm_where_there_is_signal_for_its_noise() -> None:
-    def norm(epsilon: float | None, **facts: Any) -> float:
+    def norm(epsilon: float, **facts: Any) -> float:
         return default_recipe({"name": "own.csv", "size": 4000} | facts, epsilon=epsilon).privacy.max_grad_norm
 
-    assert [norm(None), norm(3.0), norm(2.0)] == [3.0, 3.0, 2.0]
+    assert [norm(3.0), norm(2.0)] == [3.0, 2.0]
     assert [norm(3.0, holdout=0.5), norm(3.0, target=(0.0, 9.0)), norm(3.0, name="adult", size=0)] == [2.0, 2.0, 3.0]
 
 

@@ -1,7 +1,5 @@
 """Atomic writes: after a crash, also of the machine, a file is complete or absent."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress

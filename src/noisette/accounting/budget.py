@@ -1,7 +1,5 @@
 """The budget of a run: its declarations and their checks, its parameters, and its cost beside the rest of a ledger."""
 
-from __future__ import annotations
-
 import math
 import secrets
 from collections import Counter

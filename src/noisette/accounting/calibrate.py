@@ -1,7 +1,5 @@
 """The solver: noise, steps or epsilon of a run, given all others; settings that keep a budget."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

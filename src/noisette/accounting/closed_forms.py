@@ -1,7 +1,5 @@
 """The closed form of the Gaussian mechanism over all records."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from fractions import Fraction

@@ -32,8 +32,6 @@ inequality). So with probability 1 - delta, for all K orders and at all times at
 L_t <= rho_t(alpha) + log(K / delta) / (alpha - 1): epsilon is the least of these.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Sequence

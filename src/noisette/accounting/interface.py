@@ -1,7 +1,5 @@
 """The interface of an accountant, what its curves mean for an attack, and checks that several accountants share."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Rényi differential privacy, and the moments accountant."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

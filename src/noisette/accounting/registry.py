@@ -1,7 +1,5 @@
 """The accountants by name, and the form of such tables, from which recipes and options take their names."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any

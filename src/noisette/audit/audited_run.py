@@ -1,7 +1,5 @@
 """The audit of whole runs: canaries are scored over all steps, so that Poisson sampling is part of what is tested."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress

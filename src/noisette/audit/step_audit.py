@@ -4,8 +4,6 @@ Canary k is record k. Its gradient has the same value at element k of every trai
 norm above every bound; the gradients of ordinary records have other elements. So each step gives a score per canary.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

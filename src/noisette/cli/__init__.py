@@ -1,14 +1,11 @@
 """The command ``noisette``. Only the commands that use a model import torch."""
 
-from __future__ import annotations
-
 import io
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
 import noisette
 from noisette.cli.account import account, plan
@@ -19,22 +16,8 @@ from noisette.cli.search import search
 from noisette.cli.tables import predict, schema
 from noisette.cli.train import curve, train
 
-
-class _Commands(TyperGroup):
-    """The commands, which repeat the value of an option that cannot be read."""
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except typer.BadParameter as error:
-            if problems := getattr(error.__cause__, "errors", list)():  # of pydantic
-                error.message += f", got {problems[0]['input']!r}"
-            raise
-
-
 app = typer.Typer(
     name="noisette",
-    cls=_Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

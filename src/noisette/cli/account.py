@@ -1,10 +1,8 @@
 """``noisette account``, ``calibrate`` and ``plan``: what a run costs, and the parameters that a budget leaves open."""
 
-from __future__ import annotations
-
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from decimal import ROUND_CEILING, Context
 from functools import partial
@@ -21,7 +19,7 @@ from noisette.accounting import Event, Neighbouring, PldAccountant, calibrate, n
 from noisette.accounting.events import BandedGaussian, GroupPrivacy, PoissonGaussian, RepeatAndSelect, UserLevel
 from noisette.accounting.registry import ACCOUNTANTS
 from noisette.cli import options
-from noisette.cli.options import INTERRUPTED, plain_errors
+from noisette.cli.options import INTERRUPTED, option, plain_errors
 
 
 def json_number(value: float) -> float | str:
@@ -94,14 +92,14 @@ def account(
     *,
     epsilon: Annotated[float | None, options.EPSILON] = None,
     delta: Annotated[float | None, options.DELTA] = None,
-    noise_multiplier: Annotated[float | None, typer.Option("--noise-multiplier", "--noise", help=_NOISE)] = None,
-    steps: Annotated[int | None, typer.Option(help="Number of steps, empty batches included: at least 1.")] = None,
-    epochs: Annotated[float | None, typer.Option(help="Passes over the size, instead of --steps: above 0.")] = None,
-    sampling_rate: Annotated[float | None, typer.Option(help="Probability that a record is in a batch.")] = None,
-    expected_batch_size: Annotated[float | None, typer.Option(help=_BATCH)] = None,
-    size: Annotated[int | None, typer.Option(help="Records in the data set, for --expected-batch-size.")] = None,
-    group_size: Annotated[int, typer.Option(max=100_000, help=_GROUP)] = 1,
-    bands: Annotated[int | None, typer.Option(help="Steps over which noise is correlated: cyclic batches.")] = None,
+    noise_multiplier: Annotated[float | None, option("F", _NOISE, None, "--noise-multiplier", "--noise")] = None,
+    steps: Annotated[int | None, option("N", "Number of steps, empty batches included: at least 1.")] = None,
+    epochs: Annotated[float | None, option("F", "Passes over the size, instead of --steps: above 0.")] = None,
+    sampling_rate: Annotated[float | None, option("F", "Probability that a record is in a batch.")] = None,
+    expected_batch_size: Annotated[float | None, option("F", _BATCH)] = None,
+    size: Annotated[int | None, option("N", "Records in the data set, for --expected-batch-size.")] = None,
+    group_size: Annotated[int, option("N", _GROUP)] = 1,
+    bands: Annotated[int | None, option("N", "Steps over which noise is correlated: cyclic batches.")] = None,
     accountant: options.AccountantName = PldAccountant.name,
     as_json: options.AsJson = False,
 ) -> None:
@@ -128,6 +126,8 @@ def account(
         partial(_check_batches, batch, size, group_size, bands),
         partial(options.at_most, options.MOST_RECORDS, size=size),
         partial(options.at_most, options.MOST_STEPS, steps=steps),
+        partial(options.at_most, 100_000, group_size=group_size),
+        partial(options.check_accountant, accountant),
     )
     [found] = missing
     if batch is not None:
@@ -193,12 +193,13 @@ def _check_one_missing(missing: list[str], names: list[str], *, plain: bool) -> 
 def _check_batches(batch: float | None, size: int | None, group_size: int, bands: int | None) -> None:
     if (batch is None) != (size is None):
         raise ValueError("expected_batch_size and size, the number of records in the data set, belong together")
-    if batch is not None and size is not None and batch > size:
+    if isinstance(batch, int | float) and isinstance(size, int) and batch > size:
         raise ValueError(f"expected a batch of at most all {size} records, got {batch:g}")
-    if bands is not None and group_size > 1:
+    if bands is not None and group_size != 1:
         raise ValueError("bands are for single records; leave group_size out, or bands")
 
 
+_DELTA = "Probability with which epsilon may fail: above 0, below 1 / size."
 _rounded = partial(rounded_up, digits=4)  # the accuracy of these epsilons
 _USUAL = "up to four, from √size upwards"
 
@@ -206,11 +207,11 @@ _USUAL = "up to four, from √size upwards"
 @plain_errors()
 def plan(
     *,
-    size: Annotated[int, typer.Option(help="Public number of training records. It need not be exact.")],
-    epsilon: Annotated[float, options.EPSILON],
-    delta: Annotated[float, typer.Option(help="Probability with which epsilon may fail: above 0, below 1 / size.")],
-    batch_sizes: Annotated[str | None, options.option("N,N,..", "Expected batch sizes.", _USUAL)] = None,
-    epochs: Annotated[str, options.option("F,F,..", "Passes over the declared size.")] = "10,20,40,80",
+    size: Annotated[Any, option("N", "Public number of training records, about.", "must be given")] = None,
+    epsilon: Annotated[Any, option("F", "Privacy budget, in nats: above 0.", "must be given")] = None,
+    delta: Annotated[Any, option("F", _DELTA, "must be given")] = None,
+    batch_sizes: Annotated[str | None, option("N,N,..", "Expected batch sizes.", _USUAL)] = None,
+    epochs: Annotated[str, option("F,F,..", "Passes over the declared size.")] = "10,20,40,80",
     as_json: options.AsJson = False,
 ) -> None:
     """Recommend a batch size, epochs and noise for a budget, beside the noise and signal of all others.
@@ -219,18 +220,17 @@ def plan(
     that no number recommends, such as learning rates, `noisette search` has one privacy cost for several runs.
     Example: noisette plan --size 60000 --epsilon 3 --delta 1e-5
     """
-    options.at_most(options.MOST_RECORDS, size=size)
-    batch_sizes = _usual_batch_sizes(size) if batch_sizes is None else batch_sizes
-    _, sizes, passes = checks.all_of(
-        partial(calibrate.check_ranges, size=size, epsilon=epsilon, delta=delta),
-        partial(options.whole_numbers, "batch-sizes", batch_sizes, "256,1024", most=max(size, 1)),
-        partial(options.numbers, "epochs", epochs, "1,2.5,10", above=0),
+    budget = {"size": size, "epsilon": epsilon, "delta": delta}
+    most = size if isinstance(size, int) and size > 0 else math.inf
+    batch_sizes = _usual_batch_sizes(most) if batch_sizes is None else batch_sizes
+    *_, sizes, passes = checks.all_of(
+        partial(_check_given, budget),
+        partial(options.at_most, options.MOST_RECORDS, size=size),
+        partial(calibrate.check_ranges, **budget),
+        partial(_check_below_one_record, delta, most),
+        partial(options.whole_numbers, "batch-sizes", batch_sizes, "256,1024", most=most),
+        partial(options.numbers, "epochs", epochs, "1,2.5,10", lambda n: n > 0, "numbers above 0"),
     )
-    if delta >= 1 / size:
-        raise ValueError(
-            f"delta={delta:g} is not below one over the declared size ({1 / size:.2g}): releasing one record in the "
-            "clear would satisfy it; choose a smaller delta"
-        )
     sizes, passes = sorted(set(sizes)), sorted(set(passes))
     options.at_most(options.MOST_STEPS, steps=max(passes) * size / sizes[0])
     try:
@@ -250,9 +250,20 @@ def plan(
         _print_plan(settings, chosen, size, epsilon)
 
 
-def _usual_batch_sizes(size: int) -> str:
+def _check_given(budget: Mapping[str, float | None]) -> None:
+    if missing := [f"--{name}" for name, number in budget.items() if number is None]:
+        raise ValueError(f"{' and '.join(missing)} must be given")
+
+
+def _check_below_one_record(delta: float | None, size: float) -> None:
+    if isinstance(delta, int | float) and 1 / size <= delta < 1 and size < math.inf:
+        why = f"({1 / size:.2g}): releasing one record in the clear would satisfy it; choose a smaller delta"
+        raise ValueError(f"delta={delta:g} is not below one over the declared size {why}")
+
+
+def _usual_batch_sizes(size: float) -> str:
     """Powers of two from about the square root of the size, each four times the previous one."""
-    least = round(math.log2(max(size, 1)) / 2)
+    least = 0 if size == math.inf else round(math.log2(size) / 2)
     return ",".join(str(2**k) for k in range(least, least + 8, 2) if 2**k <= size) or "1"
 
 

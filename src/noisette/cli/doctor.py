@@ -1,7 +1,5 @@
 """``noisette doctor``: can a model be trained privately, which rules serve it, and what will a step cost?"""
 
-from __future__ import annotations
-
 import inspect
 import pkgutil
 import re
@@ -15,7 +13,7 @@ import typer
 from noisette.cli.options import DataDir, flag, option, plain_errors, whole_numbers
 from noisette.data import load, names
 from noisette.data.columns import Columns
-from noisette.errors import PrivacyError, raised_by
+from noisette.errors import PrivacyError, count, raised_by
 from noisette.training.recipe import read_schema
 
 _COLUMNS = "What is declared about the columns of a table, which gives the shape."
@@ -45,8 +43,7 @@ def doctor(
     """
     if sum(given is not None for given in (data, input_shape, columns)) > 1:
         raise ValueError("--data, --columns and --input-shape each give the shape of an example; give one of them")
-    if examples < 1:
-        raise ValueError(f"expected --examples of at least 1, got {examples}")
+    count(examples=examples)
     shape, classes = None, 10  # if no data set gives their number
     if data is not None:
         shape, classes = _of_data(data, data_dir)

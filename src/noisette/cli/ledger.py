@@ -1,7 +1,5 @@
 """``noisette ledger``: show the releases on a data set, compute their cost, record one, repair a file after a crash."""
 
-from __future__ import annotations
-
 import json
 import math
 import shlex
@@ -199,6 +197,7 @@ def price(
     """
     if delta is not None:
         checks.open_fraction(delta=delta)
+    options.check_accountant(accountant)
     if group_size > 1 and records_per_user is not None:
         raise ValueError("give group_size or records_per_user, not both")
     path, read, signature = _read(place)

@@ -17,7 +17,7 @@ from noisette.accounting.calibrate import check_ranges
 from noisette.cli import options
 from noisette.cli.options import DataDir, FactsAsJson, option, plain_errors
 from noisette.cli.train import Watch, mention, mention_replaced, mention_weak, report
-from noisette.training.recipe import Recipe, check_names, load_data, load_public
+from noisette.training.recipe import Recipe, Settings, check_model, load_data, load_public
 from noisette.training.run_folder import RunFolder, unfinished_runs
 
 if TYPE_CHECKING:
@@ -38,20 +38,18 @@ _RUNS = "Number of runs on average, at least 1. The number itself is random and 
 _SHAPE = "Shape of the distribution of that number: 0 logarithmic, 1 geometric, inf Poisson."
 _NOISE = "held-out: standard deviation of the noise on the number of right answers."
 _SHARED = option("F", "held-out: the share of the records.", f"{_RECIPES}, or 0.1", "--holdout", "--hold-out")
-_SEARCHED = typer.Argument(
-    metavar="RECIPE.toml", help="Settings of all runs, as for noisette train.", exists=True, dir_okay=False
-)
+_SEARCHED = typer.Argument(metavar="RECIPE.toml", help="Settings of all runs, as for noisette train.")
 
 
 @plain_errors()
 def search(
     recipe: Annotated[Path, _SEARCHED],
     *,
-    over: Annotated[list[str], typer.Option(metavar="'NAME=log(A,B) ..'", help=_OVER)],
-    score_on: Annotated[str, typer.Option(metavar=f"[{'|'.join(_SCORES)}]", help=_SCORED)],
+    over: Annotated[list[str] | None, option("'NAME=log(A,B) ..'", _OVER, "must be given")] = None,
+    score_on: Annotated[str | None, option("|".join(_SCORES), _SCORED, "must be given")] = None,
     epsilon: Annotated[float | None, option("F", "Privacy budget of the whole search, above 0.", _RECIPES)] = None,
     delta: Annotated[float | None, option("F", "Probability with which epsilon may fail.", _RECIPES)] = None,
-    runs: Annotated[float, option("MEAN", _RUNS)] = 10.0,
+    runs: Annotated[float, option("F", _RUNS)] = 10.0,
     shape: Annotated[float | None, option("F", _SHAPE, "what needs the least noise")] = None,
     holdout: Annotated[float | None, _SHARED] = None,
     score_noise: Annotated[float | None, option("F", _NOISE, "what costs a tenth of epsilon by itself")] = None,
@@ -69,22 +67,29 @@ def search(
     """
     from noisette.training.search_space import SearchSpace, check_recipe
 
-    settings = Recipe.read(recipe)
-    *_, space, _ = checks.all_of(
+    mistakes = checks.Mistakes()
+    begun, wrong = Settings.in_file(recipe, {}, mistakes)
+    settings = mistakes.check(lambda: Recipe(**vars(begun))) or Recipe()
+    place = out or Path("runs", Path(begun.data.name).resolve().name.partition(".")[0] + "-search")
+    for check in (
         lambda: check_ranges(epsilon=epsilon, delta=delta),
         lambda: _check_number(runs, shape),
         lambda: _check_score(score_on, holdout, score_noise),
         lambda: holdout is None or checks.open_fraction(holdout=holdout),
         lambda: score_noise is None or checks.positive(score_noise=score_noise),
-        lambda: SearchSpace.read(over, settings),
         lambda: check_recipe(settings, public=score_on == "public-set"),
-    )
-    check_names(settings.data.name, settings.public.data, settings.model.name)
-    privacy = settings.privacy
+        lambda: check_model(begun.model.name),
+        lambda: RunFolder(place),
+    ):
+        mistakes.check(check)
+    space = mistakes.check(lambda: SearchSpace.read(over or [], settings)) or SearchSpace({})
+    data = None if wrong else mistakes.check(lambda: load_data(begun, data_dir))
+    public = None if wrong else mistakes.check(lambda: load_public(begun, data_dir))
+    mistakes.refuse()
+    assert data is not None, "loaded above"
+    privacy, folder = settings.privacy, RunFolder(place)
     budget = replace(privacy, epsilon=epsilon or privacy.epsilon, delta=delta or privacy.delta)
     settings = replace(settings, privacy=budget)
-    place = out or Path("runs", Path(settings.data.name).resolve().name.partition(".")[0] + "-search")
-    folder, data, public = RunFolder(place), load_data(settings, data_dir), load_public(settings, data_dir)
     mention_weak(budget.epsilon, data.declared_size)
 
     def work() -> tuple[Facts, Path]:
@@ -107,13 +112,13 @@ def search(
 
 
 def _check_number(runs: float, shape: float | None) -> None:
-    if not 1 <= runs <= 100_000:
-        raise ValueError(f"expected --runs from 1 to 100,000 on average, got {runs:g}")
-    if shape is not None and not shape >= 0:
-        raise ValueError(f"expected --shape of at least 0, or inf, got {shape:g}")
+    if not isinstance(runs, int | float) or not 1 <= runs <= 100_000:
+        raise ValueError(f"expected --runs from 1 to 100,000 on average, got {runs}")
+    if shape is not None and (not isinstance(shape, int | float) or not shape >= 0):
+        raise ValueError(f"expected --shape of at least 0, or inf, got {shape}")
 
 
-def _check_score(score_on: str, holdout: float | None, score_noise: float | None) -> None:
+def _check_score(score_on: str | None, holdout: float | None, score_noise: float | None) -> None:
     if score_on not in _SCORES:
         raise ValueError(f"expected --score-on to be one of {', '.join(_SCORES)}, got {score_on!r}")
     given = {"--holdout": holdout, "--score-noise": score_noise}

@@ -8,16 +8,17 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from noisette import errors as checks
 from noisette.accounting import atomic_files
-from noisette.cli.options import RunModel, listed, number_or_names, numbers, option, plain_errors
+from noisette.cli.options import RunModel, check_new, listed, number_or_names, numbers, option, plain_errors
 from noisette.data import tables
 from noisette.data.columns import Declaration
-from noisette.data.dataset import refuse
 from noisette.training.recipe import DataSection, Recipe, declaration_of
 from noisette.training.run_folder import sealed_facts, signature_in_words
 
@@ -52,30 +53,23 @@ def schema(
     records. Of the file, only the names of the columns are used. These names are taken to be public: the report of a
     run contains them. What else can be declared, such as dates, is written into the file by hand.
     """
-    if out.exists():
-        raise ValueError(f"{out} exists; choose another --out, or move it away")
-    names = tables.header(header_of, Declaration(encoding=encoding or "utf-8").encoding)  # which is checked
-    declared: dict[str, dict[str, Any]] = {}
-    numbered, categories = _pairs("number", "age=0,100", number), _pairs("category", "job=cook,smith", category)
-    ignored = listed("ignore", ignore) if ignore else ()
-    given = [*(name for name, _ in (*numbered, *categories)), *ignored]
-    if twice := [name for name in given if given.count(name) > 1]:
-        raise ValueError(f"the column {twice[0]!r} is declared twice")
-    for name, value in numbered:
-        low, high = numbers(f"number {name}", value, "0,100", count=2)
-        declared[name] = {"kind": "number", "low": low, "high": high, "missing": "indicator"}
-    for name, value in categories:
-        texts = list(listed(f"category {name}", value))
-        declared[name] = {"kind": "category", "categories": texts, "missing": "own category", "other": "own category"}
-    declared |= {name: {"kind": "ignored"} for name in ignored}
-    if absent := [name for name in (label, *declared) if name not in names]:
-        raise ValueError(f"there is no column {absent[0]!r}; --label is one of {', '.join(names)}, and so are others")
-    of_classes = None if classes is None else number_or_names(classes)
-    bounds = None if target is None else numbers("target", target, "0,120", count=2)
+    mistakes = checks.Mistakes()
+    mistakes.check(lambda: check_new(out))
+    names = mistakes.check(lambda: tables.header(header_of, Declaration(encoding=encoding or "utf-8").encoding)) or []
+    asked = [partial(_number, each) for each in number or ()] + [partial(_category, each) for each in category or ()]
+    ignored = (mistakes.check(lambda: listed("ignore", ignore)) if ignore else None) or ()
+    columns = [*filter(None, map(mistakes.check, asked)), *((name, {"kind": "ignored"}) for name in ignored)]
+    declared, given = dict(columns), [name for name, _ in columns]
+    mistakes.add(*(f"the column {name!r} is declared twice" for name in given if given.count(name) > 1))
+    absent = [name for name in (label, *declared) if names and name not in names]
+    others = f"--label is one of {', '.join(names)}, and so are others"
+    mistakes.add(*(f"there is no column {name!r}; {others}" for name in absent))
+    of_classes = None if classes is None else mistakes.check(lambda: number_or_names(classes))
+    bounds = None if target is None else mistakes.check(lambda: numbers("target", target, "0,120", count=2))
     facts = {"label": label, "classes": of_classes, "target": bounds, "size": size, "encoding": encoding}
     facts = {name: value for name, value in facts.items() if value is not None}
-    section = DataSection(name=str(out), columns=declared, **facts)
-    declaration_of(Recipe(section))  # which checks that the declarations do not contradict themselves
+    mistakes.check(lambda: declaration_of(Recipe(DataSection(name=str(out), columns=declared, **facts))))  # they fit
+    mistakes.refuse()
     left = [name for name in names if name not in declared and name != label]
     declared |= {name: {"kind": _OPEN} for name in left}
     _write(out, facts, {name: declared[name] for name in names if name in declared})
@@ -84,12 +78,23 @@ def schema(
         typer.echo(f'Still to be declared, with kind = "{_OPEN}" in the file: {", ".join(left)}')
 
 
-def _pairs(option: str, example: str, given: _Many) -> list[tuple[str, str]]:
-    pairs = [tuple(part.strip() for part in each.partition("=")) for each in given or ()]
-    for (name, _, value), each in zip(pairs, given or (), strict=True):
-        if not name or not value:
-            raise ValueError(f"expected --{option} as {example}, got {each!r}")
-    return [(name, value) for name, _, value in pairs]
+def _number(given: str) -> tuple[str, dict[str, Any]]:
+    name, value = _pair("number", "age=0,100", given)
+    low, high = numbers(f"number {name}", value, "0,100", count=2)
+    return name, {"kind": "number", "low": low, "high": high, "missing": "indicator"}
+
+
+def _category(given: str) -> tuple[str, dict[str, Any]]:
+    name, value = _pair("category", "job=cook,smith", given)
+    texts = list(listed(f"category {name}", value))
+    return name, {"kind": "category", "categories": texts, "missing": "own category", "other": "own category"}
+
+
+def _pair(option: str, example: str, given: str) -> tuple[str, str]:
+    name, _, value = (part.strip() for part in given.partition("="))
+    if not name or not value:
+        raise ValueError(f"expected --{option} as {example}, got {given!r}")
+    return name, value
 
 
 def _write(out: Path, facts: Mapping[str, Any], declared: Mapping[str, Mapping[str, Any]]) -> None:
@@ -115,8 +120,8 @@ def _toml(value: Any) -> str:
 
 @plain_errors()
 def predict(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help=_RUN, exists=True, file_okay=False)],
-    rows: Annotated[Path, typer.Argument(metavar="ROWS", help=_ROWS, exists=True)],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help=_RUN)],
+    rows: Annotated[Path, typer.Argument(metavar="ROWS", help=_ROWS)],
     out: Annotated[Path | None, option("FILE.csv", "Write the predictions here.", "standard output")] = None,
     model: RunModel = None,
     text: Annotated[str | None, option("COLUMN", "The column of a text in the rows.", "that of the run")] = None,
@@ -129,16 +134,19 @@ def predict(
     unit. A model that was trained with privacy can be applied to any rows at no further privacy cost for the records
     that it was trained on. The rows themselves have no guarantee.
     """
-    if out is not None and out.exists():
-        raise ValueError(f"{out} exists; choose another --out, or move it away")
-    facts = sealed_facts(run)  # before torch is imported, which takes seconds
+    mistakes = checks.Mistakes()
+    facts = mistakes.check(lambda: sealed_facts(run)) or {}  # before torch is imported, which takes seconds
+    mistakes.check(rows.stat)
+    mistakes.check(lambda: None if out is None else check_new(out))
+    kept = (mistakes.check(lambda: listed("keep", keep)) if keep else None) or ()
+    mistakes.refuse()
     if "signature" in facts:
         typer.echo(f"signature: {signature_in_words(facts)}", err=True)
     if not facts.get("private"):
         typer.echo("The model is of a run without privacy: predictions may tell about its training records.", err=True)
     from noisette.training.saved_model import SavedModel
 
-    content = _as_csv(SavedModel.of_run(run, model, text), rows, listed("keep", keep) if keep else ())
+    content = _as_csv(SavedModel.of_run(run, model, text), rows, kept)
     if out is None:
         typer.echo(content, nl=False)
     else:
@@ -148,17 +156,28 @@ def predict(
 
 def _as_csv(saved: SavedModel, rows: Path, keep: Sequence[str]) -> str:
     """The predictions as the text of a CSV, behind these columns of the rows, or the names of images."""
-    images, inputs = saved.read_images(rows) if rows.is_dir() else (None, saved.read(rows))
-    found = {"image": images} if images is not None else tables.read(rows, saved.recipe.data.encoding) if keep else {}
-    keep = ["image"] if images is not None else list(dict.fromkeys(keep))
-    refuse(rows.name, [f"--keep: there is no column {name!r}" for name in keep if name not in found])
+    mistakes, images = checks.Mistakes(), saved.read_images(rows) if rows.is_dir() else None
+    found = {"image": images[0]} if images else tables.read(rows, saved.recipe.data.encoding)
+    keep = ["image"] if images else list(dict.fromkeys(keep))
+    inputs = images[1] if images else mistakes.check(lambda: saved.read(rows))
+    mistakes.add(*(f"{rows.name}: --keep: there is no column {name!r}" for name in keep if name not in found))
+    mistakes.refuse()
+    assert inputs is not None, "read above"
     lines = _lines(saved, *saved.predict(inputs))
     if keep:
-        kept = [keep, *zip(*(found[name] for name in keep), strict=True)]
+        typed = rows.name.lower().endswith(tables.FRAMES)
+        kept = [keep, *zip(*(_dates(found[name]) if typed else found[name] for name in keep), strict=True)]
         lines = [[*before, *line] for before, line in zip(kept, lines, strict=True)]
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([_no_formula(value) for value in line] for line in lines)
     return text.getvalue()
+
+
+def _dates(column: Sequence[str]) -> Sequence[str]:
+    """The texts of a column, or of times that are all midnight the dates, as most programs write dates to Parquet."""
+    midnight = " 00:00:00"
+    whole = all(not text or text.endswith(midnight) for text in column)
+    return [text.removesuffix(midnight) for text in column] if whole else column
 
 
 def _no_formula(text: str) -> str:

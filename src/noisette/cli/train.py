@@ -6,15 +6,16 @@ import json
 import logging
 import math
 import os
+import re
 import secrets
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import chdir, contextmanager, nullcontext, suppress
+from contextlib import chdir, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias, cast, get_type_hints
 
 import typer
 from rich.console import Console
@@ -33,7 +34,7 @@ from noisette.nn.models import names as model_names
 from noisette.nn.models.backbones import PACKAGES
 from noisette.training import keep_freed_memory
 from noisette.training import recipe as recipes
-from noisette.training.recipe import BATCH_NORMS, BATCHES, OPTIMIZERS, Recipe, load_data, load_public
+from noisette.training.recipe import BATCH_NORMS, BATCHES, OPTIMIZERS, Recipe, Settings, load_data, load_public
 from noisette.training.run_folder import RunFolder, in_words, key_in, unfinished_runs
 from noisette.training.run_folder import sign as sign_run
 
@@ -56,13 +57,14 @@ _privacy = partial(option, panel="Privacy")
 _training = partial(option, panel="Training")
 _norm = partial(option, panel="Batch norm")
 _declared = partial(option, panel=_OF_OWN)
-# Tables of a recipe whose fields are options under the same name.
-_TABLES = {"data": recipes.DataSection, "privacy": recipes.PrivacySection, "training": recipes.TrainingSection}
+# Fields of a recipe's tables that have no option, or one of another name.
+_OPTIONS = {("data", "name"): "data", ("model", "name"): "model", ("public", "data"): "public"}
+_OPTIONS |= {("public", "examples"): "public_examples", ("public", "seed"): "", ("public", "classes"): ""}
 _SETTINGS = (
     "Settings in a file; the options below override it. The accountant is set there alone: privacy.accountant is one "
     f"of {', '.join(recipes.accountant_names())}."
 )
-_RECIPE = typer.Argument(metavar="RECIPE.toml", help=_SETTINGS, exists=True, dir_okay=False)
+_RECIPE = typer.Argument(metavar="RECIPE.toml", help=_SETTINGS)
 _COLUMNS = "What is declared about each column of a CSV, and the facts below; noisette schema writes one."
 _FILES = f"{', '.join(data_sets.names())}; or a folder of images, a .csv, .jsonl, .parquet, .xlsx or .npz of your own."
 _MODELS = f"{', '.join(model_names())}; or package.module:callable, called with (example shape, classes)."
@@ -130,7 +132,7 @@ def train(
     test: Annotated[_Text, _declared("FILE", "CSV: a second file, to test with.")] = None,
     holdout: Annotated[_Number, _declared("F", _TESTED, None, "--holdout", "--hold-out")] = None,
     users: Annotated[_Text, _declared("COLUMN", _USERS, "for records")] = None,
-    records_per_user: Annotated[_Whole, _declared("K", "The most records of one user that are used.")] = None,
+    records_per_user: Annotated[_Whole, _declared("N", "The most records of one user that are used.")] = None,
     public_users: Annotated[_Whole, _declared("N", "Number of users, if it is public: it may save noise.")] = None,
     as_json: FactsAsJson = False,
 ) -> None:
@@ -143,16 +145,20 @@ def train(
     Without any option: digits, a small convolutional network, epsilon 3, delta 1e-4, in a few seconds. Ctrl-C or
     SIGTERM saves the run after the current step, and --resume continues it; a second Ctrl-C ends at once.
     """
-    signing = key_in(sign) if sign and os.environ.get("RANK", "0") == "0" else None
+    mistakes, signed_here = checks.Mistakes(), sign if os.environ.get("RANK", "0") == "0" else None
+    signing = signed_here and mistakes.check(lambda: key_in(signed_here))
     if resume:
-        if others := [option for option in _asked(context) if option not in ("--resume", "--json", "--sign")]:
-            raise ValueError(f"--resume continues a run with the settings it began with; leave out {', '.join(others)}")
-        RunFolder.unfinished(resume)  # refuses before torch is imported, which takes seconds
+        if others := ", ".join(own for own in _asked(context) if own not in ("--resume", "--json", "--sign")):
+            mistakes.add(f"--resume continues a run with the settings it began with; leave out {others}")
+        begun = mistakes.check(lambda: RunFolder.unfinished(resume).settings)  # before the import of torch, of seconds
+        if begun and begun.get("sign") and sign is None:
+            mistakes.add(f"the run was begun with --sign {begun['sign']} and would end unsigned; give --sign again")
+        mistakes.refuse()
         report(lambda: _go_on(resume), as_json, signing)
         return
-    run = settled(context)
-    if "RANK" not in os.environ:  # before torch is imported, which takes seconds; ranks refuse input together
-        run = run.checked()
+    run = settled(context, mistakes, out, "-not-private" if without_privacy else "", plain=without_privacy)
+    if run.private and run.loaded:
+        mention_weak(run.recipe.privacy.epsilon, run.loaded[0].declared_size)
     report(run.begin, as_json, signing)
 
 
@@ -173,26 +179,13 @@ class Run:
     has_rate: bool = False  # whether a learning rate or an optimizer is asked for
     private: bool = True
     loaded: _Loaded | None = None
+    sign: Path | None = None  # the file of the key that signs it at its end
 
     def without_privacy(self) -> Run:
         """The same as a baseline, with a learning rate for it: one for clipped gradients does not fit others."""
         training = self.recipe.training
         training = training if self.has_rate else replace(training, optimizer="sgd", lr=None)
         return replace(self, recipe=replace(self.recipe, training=training), private=False)
-
-    def checked(self) -> Run:
-        """The run with its data, after all checks that need no torch."""
-        RunFolder(self.out)
-        recipes.check_names(self.recipe.data.name, self.recipe.public.data, self.recipe.model.name)
-        if not self.private:
-            recipes.check_plain(self.recipe)
-        loaded = self._load(self.key)
-        privacy, training, size = self.recipe.privacy, self.recipe.training, loaded[0].declared_size
-        schedule(training.batch_size, None, None, size, training.epochs)
-        if self.private:
-            check_delta(privacy.delta, 1 / (self.recipe.data.trained_users or size), privacy.allow_large_delta)
-            mention_weak(privacy.epsilon, size)
-        return replace(self, loaded=loaded)
 
     def begin(self) -> tuple[Facts, Path] | None:
         """Train it: its facts, on rank 0, and where its folder is."""
@@ -210,7 +203,7 @@ class Run:
         first, begun, recipe = ranks.rank == 0, unfinished_runs(folder.out), self.recipe
         key = ranks.from_first("the key of the records held out", lambda: self.key)
         with ranks.unanimous("the data"):
-            data, public = self.loaded or self._load(key)
+            data, public = self.loaded or _loaded(recipe, self.data_dir, key)
         title = f"{'' if self.private else 'NOT PRIVATE: '}{data.name}, {recipe.model.name}"
         with folder if first else nullcontext(), Watch(title, shown=first) as watch:
             saved = Path(ranks.from_first("the checkpoint folder", lambda: str(folder.checkpoint)))
@@ -221,7 +214,8 @@ class Run:
             else:
                 if first:  # its paths are found in the folder
                     settings = {"recipe": asdict(recipe), "folder": str(Path.cwd()), "holdout_key": key}
-                    folder.keep_settings(settings | {"data_dir": self.data_dir and str(self.data_dir.resolve())})
+                    places = {"data_dir": self.data_dir, "sign": self.sign}
+                    folder.keep_settings(settings | {name: at and str(at.resolve()) for name, at in places.items()})
 
                 def on_step(run: Any, point: Any) -> None:
                     if first and run.steps_spent == 1:  # what is refused has been by now
@@ -237,46 +231,74 @@ class Run:
         mention_replaced(folder)
         return facts, self.out
 
-    def _load(self, key: str) -> _Loaded:
-        held_out = bytes.fromhex(key)
-        return load_data(self.recipe, self.data_dir, holdout_key=held_out), load_public(self.recipe, self.data_dir)
+
+def _loaded(settings: Settings, data_dir: Path | None, key: str) -> _Loaded:
+    return load_data(settings, data_dir, holdout_key=bytes.fromhex(key)), load_public(settings, data_dir)
 
 
-def settled(context: typer.Context) -> Run:
-    """The run that the options of ``noisette train`` ask for."""
+def settled(context: typer.Context, mistakes: checks.Mistakes, out: Path | None, ending: str, *, plain: bool) -> Run:
+    """The run that the options of ``noisette train`` ask for, with its data, after all checks that need no torch.
+
+    All mistakes are raised, also those given. Without ``out`` its folder is named after the data, with this ending.
+    ``plain``: it is trained without privacy, too. Ranks load and check their data together, later.
+    """
     given = {name: value for name, value in context.params.items() if value is not None and value is not False}
-    declared = recipes.read_schema(path) if (path := given.pop("columns", None)) else {}
-    readers = {name: partial(read, given[name]) for name, read in _READ.items() if name in given}
-    given |= dict(zip(readers, checks.all_of(*readers.values()), strict=True))
-    asked_of = {t: {f.name: given.get(f.name) for f in fields(of)} for t, of in _TABLES.items()}
-    model, optimizer, backbone = (given.get(name) for name in ("model", "optimizer", "backbone"))
-    asked_of["data"]["name"] = given.get("data")
-    asked_of["model"] = {"name": model, "backbone": backbone, "batch_norm": given.get("batch_norm")}
-    asked_of["public"] = {"data": given.get("public"), "examples": given.get("public_examples")}
-    tables = {t: {name: value for name, value in of.items() if value is not None} for t, of in asked_of.items()}
-    declared |= tables.pop("data")
-    file, epsilon = given.get("recipe"), given.get("epsilon")
-    by_rule = partial(recipes.default_recipe, declared, model, optimizer, backbone, epsilon)
-    names = (given.get("data"), given.get("public"), model) if "RANK" not in os.environ else (None, None, None)
-    recipe, _ = checks.all_of(
-        lambda: (Recipe.read(file, declared) if file else by_rule()).changed(tables, "the settings"),
-        partial(recipes.check_names, *names),
-    )
+    schema = mistakes.check(partial(recipes.read_schema, path)) if (path := given.pop("columns", None)) else {}
+    unknown = {own.name for own in fields(recipes.DataSection)} if schema is None else set[str]()
+    for name in [name for name in _READ if name in given]:
+        if (value := mistakes.check(partial(_READ[name], given.pop(name)))) is None:
+            unknown.add(name)
+        else:
+            given[name] = value
+    kinds = get_type_hints(Settings).items()
+    named = {t: {own.name: _OPTIONS.get((t, own.name), own.name) for own in fields(of)} for t, of in kinds}
+    tables = {t: {name: given[of] for name, of in names.items() if of in given} for t, names in named.items()}
+    tables["data"] = (schema or {}) | tables["data"]
+    asked, wrong = Settings.found_in(tables, "the settings", mistakes)
+    by_rule = given.get("model"), given.get("optimizer"), given.get("backbone"), asked.privacy.epsilon
+    begun = recipes.default_recipe(vars(asked.data), *by_rule)
+    if file := given.get("recipe"):
+        right = {name: value for name, value in tables["data"].items() if name not in wrong}
+        begun, wrong_there = Settings.in_file(file, right, mistakes)
+        unknown |= wrong_there
+    unknown |= wrong
+    settings, _ = Settings.found_in(begun.merged(tables), "the settings", mistakes)
+    data, privacy, training, key = settings.data, settings.privacy, settings.training, secrets.token_hex(32)
+    # A contradiction of a setting that is unknown may be none.
+    mistakes.add(*(words for words in settings.contradictions() if unknown.isdisjoint(re.findall(r"\w+", words))))
     private = not given.get("without_privacy")
     if not private and (idle := ", ".join(f"--{name.replace('_', '-')}" for name in tables["privacy"])):
-        raise ValueError(f"without privacy there is no guarantee to set; leave out {idle}")
-    name = Path(recipe.data.name).resolve().name.partition(".")[0]
-    place = given.get("out") or Path("runs", name if private else f"{name}-not-private")
+        mistakes.add(f"without privacy there is no guarantee to set; leave out {idle}")
+    if plain:
+        mistakes.check(partial(recipes.check_plain, settings))
+    place = out or Path("runs", Path(data.name).resolve().name.partition(".")[0] + ending)
+    mistakes.check(partial(RunFolder, place))
+    loaded = None
+    if "RANK" not in os.environ:
+        if data.name not in data_sets.names() and not Path(data.name).exists():
+            mistakes.check(partial(data_sets.load, data.name))
+        mistakes.check(partial(recipes.check_model, settings.model.name))
+        if unknown.isdisjoint(own.name for own in fields(data)):
+            loaded = mistakes.check(partial(_loaded, settings, given.get("data_dir"), key))
+        if loaded:
+            mistakes.check(partial(settings.class_weights, loaded[0]))
+        size = loaded[0].declared_size if loaded else data.size and data.trained(data.size)
+        if size and unknown.isdisjoint(("size", "batch_size", "epochs")):
+            mistakes.check(partial(schedule, training.batch_size, None, None, size, training.epochs))
+        if size and private and unknown.isdisjoint(("size", "public_users", "delta")):
+            share = 1 / (data.trained_users or size)
+            mistakes.check(partial(check_delta, privacy.delta, share, privacy.allow_large_delta))
+    mistakes.refuse()
     has_rate = not {"--lr", "--optimizer"}.isdisjoint(_asked(context))
-    run = Run(recipe, place, given.get("data_dir"), secrets.token_hex(32), has_rate)
+    run = Run(Recipe(**vars(settings)), place, given.get("data_dir"), key, has_rate, True, loaded, given.get("sign"))
     return run if private else run.without_privacy()
 
 
 def _weights(given: str) -> dict[str, float]:
-    pairs, weights = [part.rpartition("=") for part in options.listed("class-weights", given)], dict[str, float]()
-    with suppress(ValueError):
-        weights = {name: float(number if sign else sign) for name, sign, number in pairs}
-    if len(weights) < len(pairs) or not all(0 < weight < math.inf for weight in weights.values()):
+    pairs = [part.rpartition("=")[::2] for part in options.listed("class-weights", given)]
+    weights = {name: options.number(weight) for name, weight in pairs}
+    right = all(isinstance(weight, int | float) and 0 < weight < math.inf for weight in weights.values())
+    if len(weights) < len(pairs) or "" in weights or not right:
         form = "NAME=NUMBER for each class, once and above 0, as no=1,yes=9"
         raise ValueError(f"expected --class-weights as {form}, got {given!r}")
     return weights
@@ -473,30 +495,28 @@ def curve(
     folders of the runs, each with its own ledger. All runs are releases about one data set: the page says what they
     cost together.
     """
-    budgets = sorted(options.numbers("epsilon", epsilon, _BUDGETS, above=0))
-    if len(set(budgets)) < len(budgets):
-        raise ValueError(f"expected --epsilon as different budgets, one for each run, got {epsilon!r}")
+    mistakes = checks.Mistakes()
+    read = mistakes.check(lambda: options.numbers("epsilon", epsilon, _BUDGETS, lambda e: e > 0, "numbers above 0"))
+    budgets = sorted(set(read or ()))
+    if read and len(budgets) < len(read):
+        mistakes.add(f"expected --epsilon as different budgets, one for each run, got {epsilon!r}")
     if "RANK" in os.environ:
-        raise ValueError("noisette curve trains one run after the other in one process; start it without torchrun")
+        mistakes.add("noisette curve trains one run after the other in one process; start it without torchrun")
     trains = typer.Typer(add_completion=False)
     trains.command()(train)
     given = typer.main.get_command(trains).make_context(context.command_path, list(context.args))
     of_train = cast(typer.Context, given)
     if any(of_train.params[name] for name in ("resume", "without_privacy", "sign")):
         others = "--resume, --without-privacy and --sign"
-        raise ValueError(f"a curve begins its runs, one of them without privacy, and signs none; leave out {others}")
-    run = settled(of_train)
-    place = out or run.out.with_name(f"{run.out.name}-curve")
-    if place.exists():
-        raise ValueError(f"{place} exists; choose another --out, or move it away: its runs may be about the same data")
-    budgeted = [run.recipe.changed({"privacy": {"epsilon": each}}, "--epsilon") for each in budgets]
-    loaded = replace(run, recipe=budgeted[-1], out=place).checked().loaded  # a warning is of the largest budget
+        mistakes.add(f"a curve begins its runs, one of them without privacy, and signs none; leave out {others}")
+    run = settled(of_train, mistakes, out, "-curve", plain=not no_baseline)
+    options.check_new(run.out)  # not even a run is replaced
+    place, loaded = run.out, run.loaded
     assert loaded is not None
-    runs = [replace(run, recipe=of, out=place / f"epsilon-{of.privacy.epsilon:g}", loaded=loaded) for of in budgeted]
-    plain = replace(run.without_privacy(), out=place / "without-privacy", loaded=loaded)
-    baseline = [] if no_baseline else [plain]
-    if baseline:
-        recipes.check_plain(plain.recipe)
+    mention_weak(budgets[-1], loaded[0].declared_size)
+    budgeted = [run.recipe.changed({"privacy": {"epsilon": each}}, "--epsilon") for each in budgets]
+    runs = [replace(run, recipe=of, out=place / f"epsilon-{of.privacy.epsilon:g}") for of in budgeted]
+    baseline = [] if no_baseline else [replace(run.without_privacy(), out=place / "without-privacy")]
     if loaded[0].test is None:
         raise ValueError("there are no test examples, so there is no curve; give --test FILE or --holdout F")
 

@@ -1,7 +1,5 @@
 """Engines besides the default one, losses that cannot be vectorised, and loops that call ``loss.backward()``."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 A new rule or engine is one line here: recipe check, help texts, report and privacy statement take their words here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial

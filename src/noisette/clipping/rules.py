@@ -1,7 +1,5 @@
 """Clipping rules: how the norm of an example's gradient becomes its clipping factor."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

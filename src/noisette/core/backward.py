@@ -7,8 +7,6 @@ and of weights derived from it, are added up (:class:`_Forms`); and what the cal
 are there (:func:`per_example_gradients`).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

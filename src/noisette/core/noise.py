@@ -34,8 +34,6 @@ e = 0, the radius keeps all digits: with v alone it would be zero for all u that
 sin(pi/2 - |a|), pi/2 - |a| is an integer multiple of pi/2^31, and sin(a) = cos(a - pi/2): one polynomial gives both.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence

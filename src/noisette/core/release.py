@@ -1,7 +1,5 @@
 """The Gaussian release of sums of bounded sensitivity."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Mapping, Sequence

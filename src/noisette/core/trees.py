@@ -1,7 +1,5 @@
 """The values inside nested containers: what pytrees open, and other mappings and dataclasses as well."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from collections.abc import Callable, Mapping, MutableMapping, Sequence

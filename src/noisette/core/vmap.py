@@ -5,8 +5,6 @@ there: it has the shape of one example's tensor, and the tensor within, the *phy
 examples. A tensor that depends on no example is not wrapped. All names of ``vmap`` private to PyTorch are in this file.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import random

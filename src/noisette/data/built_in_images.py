@@ -1,7 +1,5 @@
 """The built-in sets of images: digits, MNIST and similar sets, CIFAR-10, and images that are drawn."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import math

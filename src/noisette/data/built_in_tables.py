@@ -1,7 +1,5 @@
 """The built-in table, Adult (Census Income), and the sets of texts: AG News, SST-2 and IMDB."""
 
-from __future__ import annotations
-
 import io
 import re
 import zipfile
@@ -63,9 +61,7 @@ def adult(data_dir: Path | None) -> DataSet:
         rows = {k: row for k, row in tables.parsed(path, tables.fields).items() if not row[0].startswith("|")}
         columns = tables.table(path, header=[*ATTRIBUTES, _INCOME.label], rows=rows)  # without a comment, after |
         columns[_INCOME.label] = [text.rstrip(".") for text in columns[_INCOME.label]]  # those of the test file end so
-        split, problems = tables.encode(columns, _INCOME, _INCOME.features(ATTRIBUTES))
-        refuse(str(path), problems)
-        return split
+        return tables.encode(path, columns, _INCOME, _INCOME.features(ATTRIBUTES))
 
     def read(folder: Path, suffix: str = "") -> DataSet:
         splits = [incomes(folder / f"{name}{suffix}") for name in ADULT.files]

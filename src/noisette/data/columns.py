@@ -71,9 +71,9 @@ def codes(column: Sequence[str], names: Sequence[str]) -> np.ndarray:
 class DeclarationError(ValueError):
     """What is declared contradicts itself or has another form, as ``problems`` say."""
 
-    def __init__(self, problems: Sequence[str]) -> None:
+    def __init__(self, problems: Sequence[str], wrong: Iterable[str] = ()) -> None:
         super().__init__("; ".join(problems))
-        self.problems = problems
+        self.problems, self.wrong = problems, frozenset(wrong)  # these fields
 
 
 def close_name(name: str, names: Iterable[str]) -> str:
@@ -106,7 +106,7 @@ def declared(cls: type[Declared]) -> type[Declared]:
             validate(self, *given, **named)
         except pydantic.ValidationError as error:
             names = [known.name for known in fields(made)]
-            raise DeclarationError(_problems(error, names, dict(zip(names, given, strict=False)) | named)) from None
+            raise DeclarationError(*_problems(error, names, dict(zip(names, given, strict=False)) | named)) from None
         if problems := list(getattr(self, "problems", lambda: ())()):
             raise DeclarationError(problems)
 
@@ -114,12 +114,13 @@ def declared(cls: type[Declared]) -> type[Declared]:
     return made
 
 
-def _problems(error: pydantic.ValidationError, names: list[str], given: Mapping[str, Any]) -> list[str]:
-    """A message for each key that is unknown, absent, or not of the expected type."""
-    found, expected = [], dict[str, list[str]]()
+def _problems(error: Any, names: list[str], given: Mapping[str, Any]) -> tuple[list[str], set[str]]:
+    """A message for each key that pydantic found unknown, absent, or not of the expected type, and these keys."""
+    found, expected, wrong = [], dict[str, list[str]](), set[str]()
     for item in error.errors(include_url=False):
         place = next(iter(item["loc"]), "")
         name = names[place] if isinstance(place, int) and place < len(names) else str(place)
+        wrong.add(name)
         if item["type"] == "value_error":
             raised = item.get("ctx", {})["error"]
             found += getattr(raised, "problems", [str(raised)])
@@ -132,10 +133,9 @@ def _problems(error: pydantic.ValidationError, names: list[str], given: Mapping[
         else:
             kind = "more values" if item["type"] == "missing" else item["msg"].removeprefix("Input should be ")
             expected.setdefault(name, []).append(kind)
-    return found + [
-        f"{name} = {given[name]!r} is not of the expected type: {' or '.join(dict.fromkeys(kinds))}"
-        for name, kinds in expected.items()
-    ]
+    for name, kinds in expected.items():
+        found.append(f"{name} = {given[name]!r} is not of the expected type: {' or '.join(dict.fromkeys(kinds))}")
+    return found, wrong
 
 
 def _as_texts(value: Any) -> tuple[str, ...]:

@@ -1,7 +1,5 @@
 """What every reader returns: inputs and targets as arrays, with the public facts about them; and what it refuses."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Sequence
@@ -124,9 +122,7 @@ class DataSet:
             first = f"the first at index {outside[0]}; correct them or the number of classes"
             problems.append(f"{len(outside)} labels outside 0..{self.classes - 1}, {first}")
         if (words := self.words) and (inputs.ndim != 2 or inputs.dtype.kind != "i"):
-            problems.append(
-                f"inputs of {inputs.dtype} of shape {inputs.shape}; of words they are integers, (n, tokens)"
-            )
+            problems.append(f"inputs of {inputs.dtype}, shape {inputs.shape}; of words they are integers, (n, tokens)")
         elif words and len(outside := np.flatnonzero(((inputs < 0) | (inputs >= words)).any(axis=1))):
             problems.append(f"{len(outside)} texts with words outside 0..{words - 1}, the first at index {outside[0]}")
         return problems

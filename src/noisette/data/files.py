@@ -1,7 +1,5 @@
 """Finds the files of a built-in data set in the data folders, or downloads them from the official address."""
 
-from __future__ import annotations
-
 import os
 import tarfile
 import zipfile

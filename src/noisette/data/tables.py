@@ -5,8 +5,6 @@ Excel alone: its parser of CSV lets a quote that is not closed, or a row that is
 that of JSON rounds whole numbers where a value is missing.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import json
@@ -22,9 +20,10 @@ import numpy as np
 
 from noisette.data.columns import Columns, Declaration, Number, close_name, codes, missing, numbers, text_of
 from noisette.data.dataset import DataError, DataSet, Split, in_rows, refuse
+from noisette.errors import Mistakes
 
-_JSON, _FRAMES = (".jsonl", ".jsonl.gz"), (".parquet", ".xlsx")
-SUFFIXES = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".txt.gz", *_JSON, *_FRAMES)
+_JSON, FRAMES = (".jsonl", ".jsonl.gz"), (".parquet", ".xlsx")
+SUFFIXES = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".txt.gz", *_JSON, *FRAMES)
 _LONGEST = 2**30  # characters of a field
 _POINT_AND_COMMA = str.maketrans(".,", ",.")
 Rows = dict[int, list[str]]  # the fields of each row, by the number of the row in an editor
@@ -64,7 +63,7 @@ def _lines(path: Path, encoding: str, *, names_alone: bool = False) -> Rows:
     """The names of the columns, and the values in each row."""
     suffix = path.name.lower()
     parse = _objects if suffix.endswith(_JSON) else fields
-    if suffix.endswith(_FRAMES):
+    if suffix.endswith(FRAMES):
         found = _frame(path, names_alone=names_alone)
     else:  # bytes below a first line that is wanted alone are not looked at, whether they are text or not
         first = (lambda stream: parse([next(filter(str.strip, stream), "")])) if names_alone else parse
@@ -213,17 +212,20 @@ def read_set(path: Path, declaration: Declaration) -> DataSet:
     train = read(path, declaration.encoding)
     refuse(path.name, list(_absent_columns(train, declaration)))
     features = declaration.features(train)
-    split, problems = encode(_labelled(train, declaration), declaration, features)
-    test_split = None
-    if declaration.test is not None:
-        test = read(declaration.test, declaration.encoding)
-        if test.keys() != train.keys():
-            raise DataError(f"{declaration.test.name} must have the columns of {path.name}, in any order")
-        test_split, test_problems = encode(_labelled(test, declaration), declaration, features)
-        problems += [f"{declaration.test.name}: {problem}" for problem in test_problems]
-    refuse(f"{path.name} ({NUMBERED})", problems)
+
+    def tested(place: Path) -> Split:
+        found = read(place, declaration.encoding)
+        if found.keys() != train.keys():
+            raise DataError(f"{place.name} must have the columns of {path.name}, in any order")
+        return encode(place, found, declaration, features)
+
+    mistakes, test = Mistakes(), declaration.test
+    trained = mistakes.check(lambda: encode(path, train, declaration, features))
+    held_out = mistakes.check(lambda: test and tested(test))
+    mistakes.refuse(DataError)
+    assert trained is not None, "refused otherwise"
     words, names = (declaration.numbering.size, ()) if declaration.text else (0, features.names)
-    return DataSet(path.name, split, test_split, classes, size, words=words, target=declaration.target, features=names)
+    return DataSet(path.name, trained, held_out, classes, size, words=words, target=declaration.target, features=names)
 
 
 def _absent_columns(found: Table, declaration: Declaration) -> Iterator[str]:
@@ -254,11 +256,12 @@ def _labelled(table: Table, declaration: Declaration) -> Table:
     return Table(of_kept, tuple(compress(table.numbers, kept)))
 
 
-def encode(table: Table, declaration: Declaration, features: Columns) -> tuple[Split, list[str]]:
-    """Inputs from the columns ``features`` or the text, targets from the label column, and the problems found.
+def encode(path: Path, table: Table, declaration: Declaration, features: Columns) -> Split:
+    """Inputs from the columns ``features`` or the text, and targets from the label column, of a table at this path.
 
-    The problems name rows and columns, never values; if there are any, the split must not be used.
+    A ``DataError`` lists all problems by rows and columns, never by values.
     """
+    table = _labelled(table, declaration)
     inputs, problems = inputs_of(table, declaration, features)
     labels, target = table[declaration.label], declaration.target
     if target is not None:
@@ -274,7 +277,8 @@ def encode(table: Table, declaration: Declaration, features: Columns) -> tuple[S
     users = None if declaration.users is None else table[declaration.users]
     if users is not None:
         problems += _problems(table, str(declaration.users), missing(users), problem="")
-    return Split(inputs, targets, users), problems
+    refuse(f"{path.name} ({NUMBERED})", problems)
+    return Split(inputs, targets, users)
 
 
 def inputs_of(table: Table, declaration: Declaration, features: Columns) -> tuple[np.ndarray, list[str]]:

@@ -1,7 +1,5 @@
 """Texts as numbers of words: by a fixed rule, and a fixed hash or a public tokenizer, never by the texts."""
 
-from __future__ import annotations
-
 import hashlib
 import html
 import re

@@ -3,8 +3,6 @@
 Opacus itself is not needed. The loop stays as it is, except for the import and ``public_size``, a number to declare.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import warnings

@@ -1,7 +1,5 @@
 """Private training as scikit-learn estimators, for tables of numbers."""
 
-from __future__ import annotations
-
 import math
 import textwrap
 import warnings
@@ -181,11 +179,17 @@ class PrivateEstimator(BaseEstimator):
 
         A ``ValueError`` lists what is not declared, with the ways out. A fit that fails leaves the one before.
         """
-        before = dict(vars(self))
+        before, mistakes = dict(vars(self)), checks.Mistakes()
         try:
-            rows, targets = self._validated(X, y)
-            self.read_from_rows_ = self._undeclared()
-            return self._fit_checked(rows, targets, _counts(sample_weight, targets))
+            nothing = None, None, torch.empty(0)
+            rows, targets, counts = mistakes.check(lambda: self._validated(X, y, sample_weight)) or nothing
+            self.read_from_rows_ = mistakes.check(self._undeclared) or ()
+            mistakes.check(self._hidden)
+            mistakes.check(lambda: self._note_bounds(rows))
+            prepared = mistakes.check(lambda: self._prepared(targets))
+            mistakes.refuse()
+            assert prepared is not None, "checked above"
+            return self._fit(rows, *prepared, counts)
         except BaseException:
             vars(self).clear()
             vars(self).update(before)
@@ -204,11 +208,25 @@ class PrivateEstimator(BaseEstimator):
             )
         return tuple(missing)
 
-    def _fit_checked(self, X: Any, y: np.ndarray, counts: Tensor) -> Self:  # noqa: N803
+    def _prepared(self, y: np.ndarray | None) -> tuple[Tensor, int, Loss]:
+        """The targets of the model, the number of its outputs and its loss; ``y`` is ``None`` if it is refused."""
         raise NotImplementedError
 
-    def _validated(self, X: Any, y: Any) -> tuple[Any, np.ndarray]:  # noqa: N803
-        """Rows of numbers, or a frame whose columns are declared, and targets; the shape of a row is noted."""
+    def _hidden(self) -> tuple[int, ...]:
+        """The units of hidden layers, after the check of all numbers."""
+        hidden = plain(self.hidden_layer_sizes)
+        hidden, batch_size = (hidden,) if isinstance(hidden, int) else tuple(map(plain, hidden)), plain(self.batch_size)
+        checks.all_of(
+            lambda: checks.positive(epsilon=self.epsilon),
+            lambda: check_ranges(size=plain(self.size), delta=self.delta, epochs=self.epochs, batch_size=batch_size),
+            lambda: self.n_knots is None or checks.whole(n_knots=plain(self.n_knots)),
+            lambda: checks.count(**{f"hidden_layer_sizes[{k}]": units for k, units in enumerate(hidden)}),
+            lambda: self.learning_rate is None or checks.positive(learning_rate=self.learning_rate),
+        )
+        return hidden
+
+    def _validated(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, np.ndarray, Tensor]:  # noqa: N803
+        """Rows of numbers, or a frame whose columns are declared, targets and weights; the shape of a row is noted."""
         if is_regressor(self):
             given = np.asarray(y)
             if given.dtype.kind == "c":
@@ -221,7 +239,7 @@ class PrivateEstimator(BaseEstimator):
                 )
         if self.columns is None:
             rows, targets = _numbers(self, X, y, y_numeric=is_regressor(self))
-            return rows, np.asarray(targets)
+            return rows, np.asarray(targets), _counts(sample_weight, targets)
         if isinstance(X, Mapping):
             self.n_features_in_ = len(X)
         else:
@@ -229,22 +247,12 @@ class PrivateEstimator(BaseEstimator):
         targets = column_or_1d(y, dtype=np.float64 if is_regressor(self) else None, warn=True)
         assert_all_finite(targets, input_name="y")
         check_consistent_length(*(X.values() if isinstance(X, Mapping) else [X]), targets)
-        return X, targets
+        return X, targets, _counts(sample_weight, targets)
 
     def _fit(self, X: Any, targets: Tensor, outputs: int, loss: Loss, counts: Tensor) -> Self:  # noqa: N803
         """Fit a model with so many outputs to checked rows, each of which counts so much."""
         size = len(targets) if self.size is None else plain(self.size)
-        bounds = bounds_of_rows(X) if "bounds" in self.read_from_rows_ else self.bounds
-        batch_size, knots, hidden = plain(self.batch_size), plain(self.n_knots), plain(self.hidden_layer_sizes)
-        hidden = (hidden,) if isinstance(hidden, int) else tuple(map(plain, hidden))
-        checks.all_of(
-            lambda: checks.positive(epsilon=self.epsilon),
-            lambda: check_ranges(size=size, delta=self.delta, epochs=self.epochs, batch_size=batch_size),
-            lambda: knots is None or checks.whole(n_knots=knots),
-            lambda: checks.count(**{f"hidden_layer_sizes[{k}]": units for k, units in enumerate(hidden)}),
-            lambda: self.learning_rate is None or checks.positive(learning_rate=self.learning_rate),
-            lambda: self._note_bounds(bounds, X),
-        )
+        batch_size, knots, hidden = plain(self.batch_size), plain(self.n_knots), self._hidden()
         features = self.bounds_.shape[1]
         knots = defaults.knots_for(features, size) if knots is None else knots
         with torch.random.fork_rng(devices=[]):
@@ -287,10 +295,12 @@ class PrivateEstimator(BaseEstimator):
         self.noise_multiplier_, self.n_iter_ = run.noise_multiplier, run.steps
         return self
 
-    def _note_bounds(self, bounds: Any, X: Any) -> None:  # noqa: N803
+    def _note_bounds(self, X: Any) -> None:  # noqa: N803
         if self.columns is None:
             self.columns_ = None
-            self.bounds_ = feature_bounds(bounds, getattr(self, "feature_names_in_", None), X.shape[1])
+            bounds = bounds_of_rows(X) if X is not None and "bounds" in self.read_from_rows_ else self.bounds
+            if X is not None and bounds is not None:
+                self.bounds_ = feature_bounds(bounds, getattr(self, "feature_names_in_", None), X.shape[1])
         elif self.bounds is not None:
             raise ValueError("declare bounds or columns, whose numbers have bounds of their own, not both")
         else:
@@ -403,15 +413,21 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
     class_weight: Mapping[Any, float] | None = None
     _declared = ("classes", "size", "bounds")
 
-    def _fit_checked(self, X: Any, y: np.ndarray, counts: Tensor) -> Self:  # noqa: N803
-        check_classification_targets(y)
-        self.classes_ = _declared_labels(unique_labels(y) if self.classes is None else self.classes)
-        weights = None if self.class_weight is None else _weights(self.class_weight, self.classes_)
+    def _prepared(self, y: np.ndarray | None) -> tuple[Tensor, int, Loss]:
+        labels = self.classes
+        if y is not None:
+            check_classification_targets(y)
+            labels = unique_labels(y) if "classes" in self.read_from_rows_ else labels
+        self.classes_ = np.empty(0) if labels is None else _declared_labels(labels)
+        weights, codes = checks.all_of(
+            lambda: None if self.class_weight is None else _weights(self.class_weight, self.classes_),
+            lambda: torch.empty(0) if y is None or labels is None else _codes(self.classes_, y),
+        )
 
         def loss(model: nn.Module, x: Tensor, y: Tensor, count: Tensor) -> Tensor:
             return count * F.cross_entropy(model(x), y, weights, reduction="sum")
 
-        return self._fit(X, _codes(self.classes_, y), len(self.classes_), loss, counts)
+        return codes, len(self.classes_), loss
 
     def predict_proba(self, X: Any) -> np.ndarray:  # noqa: N803
         """The probability of each class in the order of ``classes_``, shape (n, classes)."""
@@ -427,16 +443,16 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
 
 
 def _weights(given: Any, labels: np.ndarray) -> Tensor:
-    """The weight of each label, float32, the largest one 1."""
+    """The weight of each label, float32, the largest one 1; of no label where they are not known."""
     known = labels.tolist()
-    if not isinstance(given, Mapping) or not set(given) <= set(known):
+    if not isinstance(given, Mapping) or (known and not set(given) <= set(known)):
         raise ValueError(
             f'expected class_weight as a mapping from some of the labels {known} to numbers, got {given!r}; "balanced" '
             "would count private labels"
         )
     checks.all_of(*(partial(checks.positive, **{f"class_weight[{k!r}]": w}) for k, w in given.items()))
     weights = torch.tensor([float(given.get(label, 1.0)) for label in known])
-    return weights / weights.max()
+    return weights / weights.max() if known else weights
 
 
 def _declared_labels(labels: Sequence[Any] | int) -> np.ndarray:
@@ -484,15 +500,17 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):
     _declared = ("target_bounds", "size", "bounds")
     _curvature = 2.0  # of a linear model whose inputs are a row of norm one and a one for the bias
 
-    def _fit_checked(self, X: Any, y: np.ndarray, counts: Tensor) -> Self:  # noqa: N803
-        pair = bounds_of_rows(y) if self.target_bounds is None else self.target_bounds
-        low, high = self.target_bounds_ = feature_bounds(pair, None, 1, "target_bounds")[:, 0]
+    def _prepared(self, y: np.ndarray | None) -> tuple[Tensor, int, Loss]:
+        y = np.empty(0) if y is None else y
+        pair = bounds_of_rows(y) if "target_bounds" in self.read_from_rows_ and len(y) else self.target_bounds
+        bounds = feature_bounds((0, 1) if pair is None else pair, None, 1, "target_bounds")
+        low, high = self.target_bounds_ = bounds[:, 0]
         scaled = 2 * (np.clip(y, low, high) - low) / (high - low) - 1
 
         def loss(model: nn.Module, x: Tensor, y: Tensor, count: Tensor) -> Tensor:
             return count * (model(x)[:, 0] - y).square() / 2
 
-        return self._fit(X, torch.as_tensor(scaled, dtype=torch.float32), 1, loss, counts)
+        return torch.as_tensor(scaled, dtype=torch.float32), 1, loss
 
     def predict(self, X: Any) -> np.ndarray:  # noqa: N803
         """The prediction for each row, within ``target_bounds``, shape (n,)."""

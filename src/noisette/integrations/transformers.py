@@ -3,8 +3,6 @@
 Which fields are padded is decided by their names and the kind of model, never by the lengths met in the records.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import shutil
@@ -228,10 +226,8 @@ class PrivateTrainingArguments(TrainingArguments):
             f"expected max_grad_norm above 0, the clipping norm of one example, got {norm}": not norm or norm <= 0,
             f"train_sampling_strategy={sampling!r}: batches are Poisson samples; leave it out": sampling != "random",
         }
-        given = {
-            name: value for name in _REFUSED if (value := getattr(self, name, None)) and value not in ("no", "nll")
-        }
-        found |= {f"{name}={value!r}: {_REFUSED[name]}": True for name, value in given.items()}
+        given = {name: own for name in _REFUSED if (own := getattr(self, name, None)) and own not in ("no", "nll")}
+        found |= {f"{name}={own!r}: {_REFUSED[name]}": True for name, own in given.items()}
         return [problem for problem, is_so in found.items() if is_so]
 
 

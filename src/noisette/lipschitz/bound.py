@@ -1,7 +1,5 @@
 """Sensitivities from Lipschitz constants: the bound of a run without per-example clipping."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence

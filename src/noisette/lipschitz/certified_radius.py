@@ -1,7 +1,5 @@
 """Certified radii: lower bounds on the distance of an example to the nearest input of another predicted class."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Sequence

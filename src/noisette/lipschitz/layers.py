@@ -1,7 +1,5 @@
 """Layers and losses with known Lipschitz constants, inputs of bounded norm, and blocks of layers."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence

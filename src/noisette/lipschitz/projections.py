@@ -7,8 +7,6 @@ weights. A stack that is in the set already is returned as it was, or changed by
 Source: Bethune et al. 2024, section 3 and appendix D; the iteration is that of Björck & Bowie 1971.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from dataclasses import dataclass

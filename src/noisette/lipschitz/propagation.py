@@ -1,7 +1,5 @@
 """Protocols of Lipschitz layers: bounds that a module states, and constraints on its weights."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Fixed features of images and texts, which are public, and views of an example: copies, and means over them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, Self

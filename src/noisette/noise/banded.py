@@ -1,7 +1,5 @@
 """Banded noise: correlated over steps by a banded factor."""
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Sequence

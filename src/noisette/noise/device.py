@@ -1,7 +1,5 @@
 """Quicker noise than the plain one, to the bit the same: compiled for a processor, by a Triton kernel on a GPU."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec

@@ -6,8 +6,6 @@ The values are those of the processor to the bit: the same operations in the sam
 ``enable_fp_fusion`` is off, and division and root are those of IEEE 754; Triton's ``/`` and ``sqrt`` are not.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 import triton  # pyright: ignore[reportMissingImports]

@@ -1,7 +1,5 @@
 """The sums of all ranks, added up and noised: each rank draws a part of the noise, and all get the whole result."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The ranks of a run: chosen, launched, and kept in step."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

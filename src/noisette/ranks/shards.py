@@ -4,8 +4,6 @@ Between calls of the model each parameter is a ``DTensor`` that holds a shard: t
 While the model runs there is a whole parameter in its place: the *seen* one, of which every rank computes gradients.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

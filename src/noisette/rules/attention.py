@@ -1,7 +1,5 @@
 """Embedding tables, each id of which adds its gradient to one row, and the decomposition of attention layers."""
 
-from __future__ import annotations
-
 import inspect
 import types
 from typing import Any

@@ -4,8 +4,6 @@
 So masks and packed sequences, whose results differ in size from example to example, become selections of one size.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from typing import Any

@@ -10,8 +10,6 @@ Guarantee: this list is trusted; ``tests/rules/test_physical_operations.py`` che
 Axes: b example, n the batch axis inside the loss of one example, usually of length 1.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping, Sequence
 from string import ascii_letters
@@ -49,7 +47,7 @@ def row_by_row(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs:
         return NotImplemented
     if arguments.get("max_norm") is not None:
         raise PrivacyError(
-            "max_norm rescales the rows that examples look up and saves them without noise; leave max_norm out"
+            "max_norm rescales rows that examples look up and saves them without noise; leave max_norm out"
         )
     input = physical(arguments["input"])
     if func is F.linear:

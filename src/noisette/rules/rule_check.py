@@ -1,7 +1,5 @@
 """Rules from outside this package, which are compared with autograd before their gradients are used."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Records become rows of tensors, each one alone; buckets of records of similar length."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a private step of a model and its loss needs: whether it vectorises, which rules serve it, and what it costs."""
 
-from __future__ import annotations
-
 import sys
 import time
 import traceback

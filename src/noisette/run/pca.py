@@ -1,7 +1,5 @@
 """Private principal components: one noised sum over the records, and eigenvectors computed from it."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from typing import Any, Self
 

@@ -28,7 +28,7 @@ from noisette.core.loss import is_sharded
 from noisette.core.noise import GaussianNoise, SecretKey, Source
 from noisette.core.release import GaussianRelease, GradientBound, NoisySums, OwnNoise, parts_of
 from noisette.core.steps import DpSgd, Parts, RandomStates, differing_parameters, seed_torch, unfinished_runs
-from noisette.errors import PrivacyError, offers, plain
+from noisette.errors import PrivacyError, all_of, offers, plain
 from noisette.ranks import AnyRanks, ranks_of
 from noisette.run.loading import Collate, JointBatch, MeasuredSize, fetch_of, memory_of, records_of, without_frames
 from noisette.run.per_example import PerExampleClip
@@ -599,8 +599,12 @@ def privatize(
     with ExitStack() as owned:
         ranks = ranks_of(ranks, owned)
         with ranks.unanimous("the declarations of the run"):
-            check_numbers(**numbers)
-            offers("compose", "noisette.PldAccountant()", accountant=accountant)
+            all_of(
+                partial(check_numbers, **numbers),
+                partial(offers, "compose", "noisette.PldAccountant()", accountant=accountant),
+                partial(check_no_batch_norm, bound.model),
+                partial(check_optimizer, optimizer, bound),
+            )
             sampling_rate, steps = schedule(expected_batch_size, sampling_rate, steps, public_size, epochs)
             parts = parts_of(bound.pop_sums())
             possible = releases(sampling, users, sampling_rate, expected_batch_size, public_size, parts)
@@ -608,8 +612,6 @@ def privatize(
             if users is not None and users.public_users is not None:
                 one_over_size = 1 / users.public_users
             check_delta(delta, one_over_size, allow_large_delta)
-            check_no_batch_norm(bound.model)
-            check_optimizer(optimizer, bound)
         declared = {**numbers, "sampling": repr(sampling), "users": users and users.most_records}
         ranks.check_equal("the declarations of the run", lambda: declared)
         accountant = accountant if accountant is not None else PldAccountant()

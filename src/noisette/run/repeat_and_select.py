@@ -1,7 +1,5 @@
 """Repeat a private run a secret number of times and release the best result alone."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import TypeVar

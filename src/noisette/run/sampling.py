@@ -1,7 +1,5 @@
 """How the batches of a run are drawn: declared schemes, what a step of each releases, and its sampler."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace

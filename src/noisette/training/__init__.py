@@ -1,7 +1,5 @@
 """Training by a recipe: building the model, the training loop, and the report of the run."""
 
-from __future__ import annotations
-
 import ctypes
 import sys
 

@@ -1,7 +1,5 @@
 """The model, the gradient bound, the optimizer and the examples of a recipe."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import secrets
@@ -24,7 +22,6 @@ from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.clipping.rules import FlatClipping
 from noisette.core.release import GradientBound
 from noisette.data import DataSet, Split
-from noisette.errors import first_few
 from noisette.lipschitz import Constrained
 from noisette.lipschitz.bound import LipschitzBound
 from noisette.lipschitz.projections import project
@@ -210,17 +207,11 @@ def _bound(
 
 def _loss(recipe: Recipe, data: DataSet) -> LossOfScores:
     """The squared error of a number, or the cross-entropy times the weight of the class over the largest one."""
-    weights, names = recipe.training.class_weights, recipe.data.classes
     if data.target is not None:
         return lambda predictions, targets: (predictions.squeeze(1) - targets).square()  # (n, 1) and (n,)
-    if weights is None:
+    if (weights := recipe.class_weights(data)) is None:
         return partial(nn.functional.cross_entropy, reduction="none")
-    order = names if isinstance(names, tuple) else tuple(map(str, range(data.classes)))
-    wrong = [f"{name!r} is no class" for name in weights if name not in order]
-    if wrong := [*wrong, *(f"{name!r} has none" for name in order if name not in weights)]:
-        needed = f"class_weights need a number for each class: {'=1,'.join(order)}=1"
-        raise ValueError(f"{needed}; {first_few(wrong)}")
-    relative = relative_weights([weights[name] for name in order])
+    relative = relative_weights(weights)
 
     def weighted(scores: Tensor, targets: Tensor) -> Tensor:
         return relative.to(scores.device)[targets] * nn.functional.cross_entropy(scores, targets, reduction="none")

@@ -3,8 +3,6 @@
 ``docs/how-to/choose-settings.md`` explains each rule, with its measurement on four public data sets.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

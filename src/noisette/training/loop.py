@@ -1,7 +1,5 @@
 """Training by a recipe: the length and the cost of its run, and the loop, which a run without privacy shares."""
 
-from __future__ import annotations
-
 import math
 import os
 import secrets

@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_type_hints
 
@@ -35,9 +36,7 @@ def _entry(place: str, description: str) -> Entry:
 # What replaces batch norm: from public examples, and others.
 _FROM_PUBLIC: Mapping[str, Entry] = {
     "public": _entry("noisette.nn:PublicBatchNorm", "statistics of public examples"),
-    "per-example": _entry(
-        "noisette.nn:PerExampleBatchNorm", "statistics of one example and the public ones, in closed form"
-    ),
+    "per-example": _entry("noisette.nn:PerExampleBatchNorm", "statistics of an example and public ones in closed form"),
     "frozen": _entry("noisette.nn:FrozenBatchNorm", "fixed statistics of public data"),
 }
 NEED_PUBLIC = tuple(_FROM_PUBLIC)
@@ -128,10 +127,14 @@ class DataSection:
     grey: bool = False  # whether these images become grey; otherwise all are in colour
     holdout: _Fraction | None = None  # the share of the records that is drawn at random to test with
 
+    def trained(self, number: int) -> int:
+        """About how many of so many records or users are not held out."""
+        return max(1, round(number * (1 - (self.holdout or 0.0))))
+
     @property
     def trained_users(self) -> int | None:
         """About how many users are not held out, where their number is public."""
-        return self.public_users and max(1, round(self.public_users * (1 - (self.holdout or 0.0))))
+        return self.public_users and self.trained(self.public_users)
 
 
 @declared
@@ -237,8 +240,8 @@ class TrainingSection:
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """Everything that determines a run, except the secret noise; a ``ValueError`` lists what contradicts itself."""
+class Settings:
+    """The tables of a recipe, which may still contradict each other."""
 
     data: DataSection = field(default_factory=DataSection)
     model: ModelSection = field(default_factory=ModelSection)
@@ -249,10 +252,58 @@ class Recipe:
     lipschitz: LipschitzSection = field(default_factory=LipschitzSection)
     augmentation: AugmentationSection = field(default_factory=AugmentationSection)
 
-    def __post_init__(self) -> None:
-        problems = [*self._of_models(), *self._of_lipschitz(), *self._of_training(), *self._of_data()]
-        if problems:
-            raise ValueError("; ".join(problems))
+    @classmethod
+    def found_in(cls, tables: Mapping[str, Any], source: str, mistakes: checks.Mistakes) -> tuple[Settings, set[str]]:
+        """The settings in tables without those that are wrong, which are added to the mistakes, and names of these."""
+        kinds = get_type_hints(cls)
+        sections, problems, wrong = {}, list[str](), set[str]()
+        for name, table in tables.items():
+            if name not in kinds:
+                problems.append(unknown_key(name, kinds))
+            elif not isinstance(table, Mapping):
+                problems.append(f"{name} is a table: write [{name}]")
+            else:
+                try:
+                    sections[name] = kinds[name](**table)
+                except DeclarationError as error:
+                    problems += [f"{name}: {problem}" for problem in error.problems]
+                    wrong |= error.wrong
+                    sections[name] = kinds[name](**{key: table[key] for key in table.keys() - error.wrong})
+        mistakes.check(partial(refuse, source, problems))
+        return Settings(**sections), wrong
+
+    @classmethod
+    def in_file(cls, path: Path, data: Mapping[str, Any], mistakes: checks.Mistakes) -> tuple[Settings, set[str]]:
+        """As :meth:`found_in`, in a TOML file with these fields of its table ``data`` and a suitable model."""
+        if (tables := mistakes.check(partial(_recipe_in, path))) is None:
+            return cls(), {name for section in asdict(cls()).values() for name in section}
+        if data and isinstance(own := tables.get("data"), dict | None):
+            tables["data"] = {**(own or {}), **data}
+        settings, wrong = cls.found_in(tables, str(path), mistakes)
+        if not isinstance(own := tables.get("model", {}), dict) or "name" not in own:
+            name = "linear" if settings.model.backbone else suited_model(settings.data)
+            settings = replace(settings, model=replace(settings.model, name=name))
+        return settings, wrong
+
+    def merged(self, tables: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+        """All tables, with these values in them."""
+        return {name: own | dict(tables.get(name, {})) for name, own in asdict(self).items()}
+
+    def class_weights(self, data: DataSet) -> list[float] | None:
+        """The weight of each class of the data, in their order, if any; a ``ValueError`` if they do not fit."""
+        weights, names = self.training.class_weights, self.data.classes
+        if weights is None:
+            return None
+        order = names if isinstance(names, tuple) else tuple(map(str, range(data.classes)))
+        wrong = [f"{name!r} is no class" for name in weights if name not in order]
+        if wrong := [*wrong, *(f"{name!r} has none" for name in order if name not in weights)]:
+            needed = f"class_weights need a number for each class: {'=1,'.join(order)}=1"
+            raise ValueError(f"{needed}; {checks.first_few(wrong)}")
+        return [weights[name] for name in order]
+
+    def contradictions(self) -> Iterator[str]:
+        """A message for each contradiction of settings."""
+        return chain(self._of_models(), self._of_lipschitz(), self._of_training(), self._of_data())
 
     def _of_models(self) -> Iterator[str]:
         model, public = self.model, self.public
@@ -339,25 +390,22 @@ class Recipe:
         if batches != "poisson":
             yield f'with users batches are Poisson; leave batches = "{batches}" out'
 
+
+@dataclass(frozen=True)
+class Recipe(Settings):
+    """Everything that determines a run, except the secret noise; a ``ValueError`` lists what contradicts itself."""
+
+    def __post_init__(self) -> None:
+        if problems := list(self.contradictions()):
+            raise ValueError("; ".join(problems))
+
     @classmethod
     def read(cls, path: Path, data: Mapping[str, Any] | None = None) -> Self:
-        """The recipe in a TOML file, with these fields of its table ``data`` and a suitable model; as :meth:`of`."""
-        tables = _toml(path)
-        own = tables.get("data")
-        is_schema = bool(tables) and tables.keys() <= get_type_hints(DataSection).keys()
-        if is_schema or (isinstance(own, dict) and isinstance(own.get("columns"), str)):
-            what = "is a schema, not a recipe" if is_schema else "names a schema as columns"
-            raise ValueError(
-                f"{path} {what}: noisette train takes a schema as --columns; in a recipe its lines are under [data], "
-                "and those of a column under [data.columns.NAME]"
-            )
-        if data and isinstance(own, dict | None):
-            tables["data"] = {**(own or {}), **data}
-        recipe = cls.of(tables, str(path))
-        if "name" in tables.get("model", {}):
-            return recipe
-        name = "linear" if recipe.model.backbone else suited_model(recipe.data)
-        return replace(recipe, model=replace(recipe.model, name=name))
+        """The recipe that :meth:`in_file` finds; raises what :meth:`of` raises."""
+        mistakes = checks.Mistakes()
+        settings, _ = cls.in_file(path, data or {}, mistakes)
+        mistakes.refuse()
+        return cls(**vars(settings))
 
     @classmethod
     def of(cls, tables: Mapping[str, Any], source: str) -> Self:
@@ -367,24 +415,14 @@ class Recipe:
             ValueError: there are unknown keys, values of another type or outside their domain; all are listed, and
                 ``source`` is named. Or settings contradict each other.
         """
-        kinds = get_type_hints(cls)
-        sections, problems = {}, []
-        for name, table in tables.items():
-            if name not in kinds:
-                problems.append(unknown_key(name, kinds))
-            elif not isinstance(table, Mapping):
-                problems.append(f"{name} is a table: write [{name}]")
-            else:
-                try:
-                    sections[name] = kinds[name](**table)
-                except DeclarationError as error:
-                    problems += [f"{name}: {problem}" for problem in error.problems]
-        refuse(source, problems)
-        return cls(**sections)
+        mistakes = checks.Mistakes()
+        settings, _ = cls.found_in(tables, source, mistakes)
+        mistakes.refuse()
+        return cls(**vars(settings))
 
     def changed(self, tables: Mapping[str, Mapping[str, Any]], source: str) -> Self:
         """The recipe with these values of its tables; raises what :meth:`of` raises."""
-        return self.of({name: own | dict(tables.get(name, {})) for name, own in asdict(self).items()}, source)
+        return self.of(self.merged(tables), source)
 
 
 def _toml(path: Path) -> dict[str, Any]:
@@ -392,11 +430,21 @@ def _toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         if path.name.lower().endswith((*SUFFIXES, ".npz")):
-            raise ValueError(
-                f"{path} is a table, where settings in TOML are expected: give it to noisette train as --data {path}, "
-                "or as the name under [data] of a recipe"
-            ) from error
+            way_out = f"give it to noisette train as --data {path}, or as the name under [data] of a recipe"
+            raise ValueError(f"{path} is a table, where settings in TOML are expected: {way_out}") from error
         raise ValueError(f"{path} is not a TOML file: {error}") from error
+
+
+def _recipe_in(path: Path) -> dict[str, Any]:
+    tables = _toml(path)
+    own, is_schema = tables.get("data"), bool(tables) and tables.keys() <= get_type_hints(DataSection).keys()
+    if is_schema or (isinstance(own, dict) and isinstance(own.get("columns"), str)):
+        what = "is a schema, not a recipe" if is_schema else "names a schema as columns"
+        place = "under [data], and those of a column under [data.columns.NAME]"
+        raise ValueError(
+            f"{path} {what}: noisette train takes a schema as --columns; in a recipe its lines are {place}"
+        )
+    return tables
 
 
 def read_schema(path: Path) -> dict[str, Any]:
@@ -452,9 +500,9 @@ def default_recipe(
     model: str | None = None,
     optimizer: str | None = None,
     backbone: str | None = None,
-    epsilon: float | None = None,
-) -> Recipe:
-    """A recipe that is known to work for a built-in data set; for another one, what suits its kind and declared size.
+    epsilon: float = PrivacySection().epsilon,
+) -> Settings:
+    """Settings that are known to work for a built-in data set; for another one, what suits its kind and declared size.
 
     ``data`` are fields of the recipe's table ``data``; names of a model, an optimizer and a public network in front of
     the model are given if they are chosen.
@@ -465,7 +513,7 @@ def default_recipe(
     section = DataSection(**data)
     name = model or ("linear" if backbone else suited_model(section))
     known = None if backbone else _KNOWN_TO_WORK.get(section.name)
-    privacy, training = known or _suited(section, name, PrivacySection().epsilon if epsilon is None else epsilon)
+    privacy, training = known or _suited(section, name, epsilon)
     if model is not None and Path(model).is_dir():
         training = replace(_PRETRAINED, batch_size=training.batch_size)
     if backbone and (section.text is not None or section.name in _TEXT_SIZES):
@@ -473,13 +521,13 @@ def default_recipe(
     if optimizer in OPTIMIZERS and optimizer != training.optimizer:
         lr = 0.003 if optimizer == "adam" else TrainingSection().lr
         training = replace(training, optimizer=optimizer, lr=lr, momentum=0.0)
-    return Recipe(section, ModelSection(name, backbone=backbone), privacy=privacy, training=training)
+    return Settings(section, ModelSection(name, backbone=backbone), privacy=privacy, training=training)
 
 
 def _suited(data: DataSection, model: str, epsilon: float) -> tuple[PrivacySection, TrainingSection]:
     """Delta, norm, batches, epochs and learning rate by the declared size, as ``training.defaults`` has them."""
     is_text, size = data.text is not None or data.name in _TEXT_SIZES, data.size or 0
-    records = _SIZES.get(data.name) or max(1, round(size * (1 - (data.holdout or 0.0))))
+    records = _SIZES.get(data.name) or data.trained(size)
     privacy = PrivacySection(delta=delta_for(records) if size >= 1 else PrivacySection().delta)
     if is_text and model in _OF_COUNTS and (size >= 1 or data.name in _TEXT_SIZES):
         training = TrainingSection(epochs=15, batch_size=math.ceil(records / 4), lr=10.0, momentum=0.9, cosine=False)
@@ -496,26 +544,21 @@ def _suited(data: DataSection, model: str, epsilon: float) -> tuple[PrivacySecti
     return privacy, TrainingSection(lr=None, batch_size=batches.expected_batch_size, epochs=batches.epochs)
 
 
-def check_names(data: str | None, public: str | None, model: str | None) -> None:
-    """Check that what has these names exists, as far as it takes neither torch nor a record; all problems at once."""
-    absent = [name for name in (data, public) if name and name not in data_sets.names() and not Path(name).exists()]
-    checks.all_of(*(partial(data_sets.load, name) for name in absent), partial(_check_model, model))
-
-
-def _check_model(name: str | None) -> None:
-    if name and ":" not in name and name not in model_names() and not Path(name).is_dir():
+def check_model(name: str) -> None:
+    """Check that a model has this name, as far as it takes no torch."""
+    if ":" not in name and name not in model_names() and not Path(name).is_dir():
         own = "give your own as package.module:callable or a folder of Hugging Face"
         raise ValueError(f"no model {name!r}; there are {', '.join(model_names())}, or {own}")
 
 
-def load_data(recipe: Recipe, data_dir: Path | None, *, holdout_key: bytes = b"") -> DataSet:
+def load_data(recipe: Settings, data_dir: Path | None, *, holdout_key: bytes = b"") -> DataSet:
     """The records of a recipe, without those that a secret random key holds out; a ``DataError`` if not as declared."""
     section = recipe.data
     data = data_sets.load(section.name, data_dir=data_dir, declaration=declaration_of(recipe))
     return data if section.holdout is None or not holdout_key else hold_out(data, section.holdout, holdout_key)
 
 
-def declaration_of(recipe: Recipe) -> Declaration:
+def declaration_of(recipe: Settings) -> Declaration:
     """What a recipe declares about its records; a ``DataError`` where that contradicts itself."""
     section = recipe.data
     network = folder_of(recipe.model.backbone) if recipe.model.backbone else Path(recipe.model.name)
@@ -530,7 +573,7 @@ def declaration_of(recipe: Recipe) -> Declaration:
     )
 
 
-def check_plain(recipe: Recipe) -> None:
+def check_plain(recipe: Settings) -> None:
     """Check that a recipe can be trained without privacy: on Poisson batches of records, as they are."""
     others = recipe.lipschitz.used, recipe.projection.components, recipe.data.users
     if recipe.training.batches != "poisson" or any(others):
@@ -538,7 +581,7 @@ def check_plain(recipe: Recipe) -> None:
         raise ValueError(f"without privacy batches are Poisson batches of records, as they are; {way_out}")
 
 
-def load_public(recipe: Recipe, data_dir: Path | None) -> DataSet | None:
+def load_public(recipe: Settings, data_dir: Path | None) -> DataSet | None:
     """The data set of the recipe's public examples, if it has any; a ``DataError`` if they cannot be read."""
     section = recipe.public
     if section.data is None:

@@ -1,7 +1,5 @@
 """The run folder: written under a temporary name, renamed when complete, sealed by digests, reopened. Without torch."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json
@@ -282,7 +280,9 @@ def sealed_facts(folder: Path) -> dict[str, Any]:
     """
     path = folder / RUN_FILE
     if not path.is_file():  # a pipe would be waited for
-        raise ValueError(f"{folder} is not the folder of a finished run: it contains no {RUN_FILE}; give that of one")
+        begun = [folder] if can_continue(folder) else unfinished_runs(folder)
+        said = f"{folder} is not the folder of a finished run: it contains no {RUN_FILE}; give that of one"
+        raise ValueError("\n".join([said, *map(in_words, begun)]))
     try:
         facts = json.loads(content := path.read_bytes())
     except (OSError, RecursionError, ValueError) as error:

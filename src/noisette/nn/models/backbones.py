@@ -1,7 +1,5 @@
 """Public networks: which packages bring weights, and where they lie. Known without torch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module

@@ -1,7 +1,5 @@
 """Builds models by name, from a folder of Hugging Face, with public weights from a file, or on public networks."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence

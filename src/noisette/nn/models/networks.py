@@ -1,7 +1,5 @@
 """Built-in networks for images, texts and tables: trained from scratch, on fixed features, and 1-Lipschitz ones."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Figures drawn by matplotlib in one style, as parts of an HTML page."""
 
-from __future__ import annotations
-
 import html
 import io
 import re

@@ -136,7 +136,7 @@ def documents_of_curve(runs: Sequence[Facts], baseline: Facts | None) -> dict[st
         sections=(),
         version=first.version,
     )
-    files = dict(zip(("curve.svg", "curve-log-loss.svg"), figures, strict=False))
+    files = dict(zip(("curve.svg", "curve-log-loss.svg", "curve-auc.svg"), figures, strict=False))
     files |= {"curve.html": page, "curve.json": json.dumps(told, indent=2) + "\n"}
     return {name: text.encode(errors=_UNENCODABLE) for name, text in files.items()}
 
@@ -146,7 +146,8 @@ def _measured(facts: Facts) -> dict[str, float | None]:
     test = facts.test
     if isinstance(test, NumberFigures):
         return {"RMSE": test.rmse}
-    return {} if test is None else {"accuracy": test.accuracy, "log loss": test.log_loss}
+    of_two = {"AUC": test.auc} if test and len(test.confusion) == 2 else {}
+    return {} if test is None else {"accuracy": test.accuracy, "log loss": test.log_loss} | of_two
 
 
 def own_page(run: PrivateRun, delta: float) -> str:

@@ -1,7 +1,5 @@
 """What a run declares and guarantees, in words: the table of settings of the report, and the privacy statement."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -355,6 +353,9 @@ def _guarantee(facts: AnyRun) -> Iterator[str]:
     terms = facts.terms
     seen = "every step of this run, but not the other runs of the search," if facts.search else "every step"
     epsilon, delta, unit = upward(facts.epsilon), power_of_ten(terms.delta), facts.unit
+    if facts.epsilon == math.inf:
+        yield "NOT PRIVATE: epsilon is infinite, so what was trained may tell everything about the records."
+        return
     whom = "one record, which is one entry of the training set"
     if unit == "user":
         used = "one is" if terms.records_per_user == 1 else f"{terms.records_per_user} are"
