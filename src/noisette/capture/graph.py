@@ -179,7 +179,7 @@ def _lift_constants(module: GraphModule) -> tuple[Tensor, ...]:
 
 
 def _merge_views(graph: torch.fx.Graph) -> None:
-    """Take one node for all views of a tensor with the same shape and strides: half of all operations are such views.
+    """Take one node for all views of a tensor with the same shape and strides: a third of operations are such views.
 
     Many only leave autograd or ``vmap``: of ``y = x.unsqueeze(1)`` and ``z = y.squeeze(1)``, z is x.
     """
