@@ -53,7 +53,7 @@ def test_words_must_have_their_numbers() -> None:
     assert "train has 2 texts with words outside 0..4, the first at index 0" in message
     assert "test has 2 texts with words outside 0..4" in message
     message = refusal(texts(0, 1, kind=np.float32), words=5)
-    assert "train has inputs of float32 of shape (2, 2)" in message
+    assert "train has inputs of float32, shape (2, 2)" in message
 
 
 def test_targets_are_clipped_scaled_and_come_back_in_the_unit() -> None:

@@ -69,7 +69,8 @@ class Microbatch:
     @cached_property
     def count(self) -> int:
         """The number of examples; a PrivacyError if no tensor, or tensors of different lengths, tell it."""
-        has_rows(self.tensors)
+        if any(tensor.layout is not torch.strided for tensor in self.tensors):
+            has_rows(self.tensors)
         shapes = [tuple(tensor.shape) for tensor in self.tensors]
         if not shapes:
             raise PrivacyError("there is no tensor among the arguments: pass examples, a dictionary without *")

@@ -167,7 +167,8 @@ class PerExampleClip:
 
     def reshard(self) -> None:
         """Leave each rank its shards alone, where the model is sharded and was called since."""
-        self._shards.reshard()
+        if self._is_sharded:
+            self._shards.reshard()
 
     def accumulate(self, loss: Loss, *batch: Any, public: Iterable[Tensor] = (), **keywords: Any) -> None:
         """Add the clipped gradients of these examples to the running sum, given the loss of one example.
@@ -330,9 +331,12 @@ class PerExampleClip:
     def _called(self, loss: Loss, microbatch: Microbatch, clipping: Clipping, public: tuple[Tensor, ...]) -> ClippedSum:
         """The clipped sum of a microbatch: by one call of the loss, or where that cannot be, one for each example."""
         if not self._is_one_by_one:
+            step = partial(self._step, loss, clipping=clipping, public=public, once=False)
             try:
-                step = partial(self._step, loss, clipping=clipping, public=public, once=False)
-                return _in_ways(step, microbatch, max(2, microbatch.count // 2))
+                try:
+                    return step(microbatch)
+                except ExamplesDisagreeError as error:
+                    return _in_ways(step, microbatch, error, max(2, microbatch.count // 2))
             except (NotVectorizedError, UncoveredError, NotImplementedError) as error:
                 microbatch.check_unwritten()
                 fact = (str(error) or f"the loss raises {type(error).__name__}").partition("\n")[0].partition(". ")[0]
@@ -415,16 +419,20 @@ def _check_initialized(model: nn.Module) -> None:
         )
 
 
-def _in_ways(step: Callable[[Microbatch], ClippedSum], batch: Microbatch, calls: int) -> ClippedSum:
-    """The clipped sum, by one call for all examples that go one way; so many more may follow the first one."""
-    try:
-        return step(batch)
-    except ExamplesDisagreeError as error:
-        if calls < len(error.groups):
-            raise
-        batch.check_unwritten()
-        left = calls // len(error.groups) - 1  # for each of them
-        return together(_in_ways(step, batch.of_rows(numbers), left) for numbers in error.groups)
+def _in_ways(
+    step: Callable[[Microbatch], ClippedSum], batch: Microbatch, ways: ExamplesDisagreeError, calls: int
+) -> ClippedSum:
+    """The clipped sum, by a call for all examples that go one way; the error again where that takes more calls."""
+    if calls < len(ways.groups):
+        raise ways
+    batch.check_unwritten()
+    left, found = calls // len(ways.groups) - 1, list[ClippedSum]()  # left for each of them
+    for group in map(batch.of_rows, ways.groups):
+        try:
+            found.append(step(group))
+        except ExamplesDisagreeError as again:
+            found.append(_in_ways(step, group, again, left))
+    return together(found)
 
 
 def _code_of(loss: Any) -> object:
