@@ -69,7 +69,7 @@ class Microbatch:
     @cached_property
     def count(self) -> int:
         """The number of examples; a PrivacyError if no tensor, or tensors of different lengths, tell it."""
-        if any(tensor.layout is not torch.strided for tensor in self.tensors):
+        if {tensor.layout for tensor in self.tensors} - {torch.strided}:
             has_rows(self.tensors)
         shapes = [tuple(tensor.shape) for tensor in self.tensors]
         if not shapes:
