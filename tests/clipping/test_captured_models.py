@@ -55,7 +55,7 @@ def test_a_branch_on_a_random_number_is_named_and_the_step_stays_vectorised() ->
 
     clip = PerExampleClip(net().double(), 0.3, capture="graph")
     with pytest.warns(CaptureWarning, match="or a random number; choose by torch.where.$") as said:
-        found = [sums_of(clip, loss, (torch.randn(5, 4).double(),)) for _ in range(3)]
+        found = [sums_of(clip, loss, {"x": torch.randn(5, 4).double()}) for _ in range(3)]
     assert [len(found), len(said), len(clip.capture_problems)] == [3, 1, 1]
 
 
