@@ -29,15 +29,7 @@ COMMANDS = {
     "train --class-weights no=1,no=2 --delta 0.5": ("'no=1,no=2'", "delta=0.5"),
     "train --data nothere.csv --epsilon -1 --columns broken.toml": ("nothere.csv", "epsilon=-1", "broken.toml"),
     "train --data rows.csv --columns wrong.toml --lr -1": (
-        *(
-            "3 problems",
-            "columns: 2 problems",
-            "name is given on the command line",
-            "did you mean 'size'",
-            "low < high",
-            "'b'",
-            "lr=-1",
-        ),
+        *("name is given on the command line", "mean 'size'", "columns: 2 problems", "low < high", "'b'", "lr=-1"),
     ),
     f"{OWN} bad.csv --delta 0.5": ("bad.csv", "in row 3", "delta=0.5"),
     f"{OWN} bad.csv --epsilon 0 --batch-size 0": ("in row 3", "epsilon=0", "batch_size=0"),
