@@ -14,8 +14,10 @@ FILES = {
     "bad.csv": "age,label\n20,no\n,yes\n",
     "known.toml": SCHEMA,
     "broken.toml": "classes = [",
-    "wrong.toml": SCHEMA.replace("low = 0", "low = 200").replace("size", "sise"),
-    "recipe.toml": '[privacy]\nclipping = "flatt"\n',
+    "wrong.toml": 'name = "x"\n'
+    + SCHEMA.replace("low = 0", "low = 200").replace("size", "sise")
+    + "[columns.b]\nkind = 1",
+    "recipe.toml": '[privacy]\nclipping = "flatt"\nepsilom = 1\n[trainng]\nlr = 1\n[training]\nepochs = "many"\n',
     "plain.toml": '[data]\nname = "digits"\n',
     "file": "",
 }
@@ -26,10 +28,14 @@ COMMANDS = {
     "train --holdout 1.5 --epsilon nan": ("holdout=1.5", "epsilon=nan"),
     "train --class-weights no=1,no=2 --delta 0.5": ("'no=1,no=2'", "delta=0.5"),
     "train --data nothere.csv --epsilon -1 --columns broken.toml": ("nothere.csv", "epsilon=-1", "broken.toml"),
-    "train --data rows.csv --columns wrong.toml --lr -1": ("sise", "low < high", "lr=-1"),
+    "train --data rows.csv --columns wrong.toml --lr -1": (
+        *("name is given on the command line", "mean 'size'", "columns: 2 problems", "low < high", "'b'", "lr=-1"),
+    ),
     f"{OWN} bad.csv --delta 0.5": ("bad.csv", "in row 3", "delta=0.5"),
     f"{OWN} bad.csv --epsilon 0 --batch-size 0": ("in row 3", "epsilon=0", "batch_size=0"),
-    "train recipe.toml --epochs z --model nope": ("'flatt'", "'z'", "no model 'nope'"),
+    "train recipe.toml --epochs z --model nope": (
+        *("4 problems", "'flatt'", "mean 'epsilon'", "mean 'training'", "epochs = 'many'", "'z'", "no model 'nope'"),
+    ),
     "train nothere.toml --epsilon -1": ("nothere.toml", "epsilon=-1"),
     "train --out file --epsilon -1": ("file exists and is not a run", "epsilon=-1"),
     "train --without-privacy --epsilon 1 --batches cyclic --bands 4": ("leave out --epsilon", "batches are Poisson"),
@@ -47,15 +53,15 @@ COMMANDS = {
     "curve --epsilon 1,1 --data digitz": ("'1,1'", "'digitz'"),
     "curve --resume here --epochs none": ("leave out --resume", "'none'"),
     "search nothere.toml --over lr=log(0,1) --score-on nowhere": ("nothere.toml", "'nowhere'"),
-    "search plain.toml --over lr=log(0,1) --score-on public-set --epsilon x --runs 0": (
-        "above 0",
-        "'x'",
-        "--runs from 1",
-    ),
+    "search plain.toml --over lr=log(0,1) --score-on public-set --epsilon x": ("above 0", "'x'"),
+    "search plain.toml --score-on test --over lr=log(1,2) --runs 0": ("--score-on to be one of", "--runs from 1"),
     "search recipe.toml --over nothing=1 --score-on held-out --holdout 2": ("'flatt'", "nothing", "holdout=2"),
     "account --epsilon x --delta 2 --steps 10 --sampling-rate 0.1": ("'x'", "delta=2"),
-    "account --sampling-rate 2 --steps 1.5 --noise-multiplier 1 --accountant nope --delta 1e-5": (
-        *("sampling_rate=2", "steps=1.5", "'nope'"),
+    "account --sampling-rate 2 --steps 1.5 --noise 1 --delta 1": ("sampling_rate=2", "steps=1.5", "delta=1"),
+    "account --accountant other --steps -3 --noise 0": (
+        "'other' is not one of pld, rdp, moments, gdp",
+        "steps",
+        "noise",
     ),
     "calibrate --group-size 200000 --epsilon -1 --delta 1e-5 --sampling-rate .1 --steps 10": ("200000", "epsilon=-1"),
     "plan --size 1000 --epsilon -1": ("delta", "epsilon=-1"),

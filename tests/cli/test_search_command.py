@@ -192,7 +192,6 @@ def test_the_folder_does_not_tell_how_long_the_search_took(monkeypatch):
     [
         ((*ON_PUBLIC, "--over", "nose=log(1,2) batch_size=int(1,2)"), ["no recipe has this", "set it in the recipe"]),
         ((*ON_PUBLIC, "--over", OVER, "--hold-out", 0.2), ["--holdout can go with --score-on held-out alone"]),
-        (("--score-on", "test", "--over", OVER, "--runs", 0), ["--score-on to be one of", "--runs from 1"]),
         ((*ON_HELD_OUT, "--over", OVER, "--score-noise", -1, "--shape", -1), ["score_noise > 0", "--shape of at"]),
         ((*ON_PUBLIC, "--over", OVER, "--delta", 0.1), ["one over the declared size"]),
         ((*ON_PUBLIC, "--over", "clipping=choice(flat,adaptive)"), ["change what a run releases"]),

@@ -138,7 +138,6 @@ def own_models(tmp_path, monkeypatch):
         (["--class-weights", ",".join(f"{k}=1" for k in range(9)) + ",x=2"], "; 'x' is no class, '9' has none"),
         (["--class-weights", "0"], "--class-weights as NAME=NUMBER for each class"),
         (["--model", "trained_models:broken"], "but: trained_models.py, line 12: KeyError: 'width'"),
-        (["--without-privacy", "--epsilon", 1], "leave out --epsilon"),
     ],
 )
 def test_bad_input_is_a_message_and_exit_code_2_and_leaves_nothing(options, message, tmp_path):

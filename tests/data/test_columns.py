@@ -1,6 +1,5 @@
 import datetime
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -126,13 +125,6 @@ def test_one_row_never_changes_the_inputs_of_another() -> None:
 )
 def test_contradictions(column: dict[str, Any], says: str) -> None:
     assert says in refusal(column)
-
-
-def test_all_problems_at_once(tmp_path: Path) -> None:
-    schema = tmp_path / "schema.toml"
-    schema.write_text('[columns.a]\nkind = "number"\nlow = "x"\n[columns.b]\nkind = "word"\n')
-    with pytest.raises(DataError, match=r"schema.toml: 2 problems\n.*'a'.*\n.*'b'"):
-        Columns.read(schema)
 
 
 COLUMNS = Columns.of({"job": {"kind": "category", "categories": ["cook"]}, "id": {"kind": "ignored"}})

@@ -1,7 +1,5 @@
 """The ledger's file: its lines, how they are read, added, shortened and repaired."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json
@@ -19,7 +17,7 @@ from enum import Enum
 from functools import lru_cache
 from io import BufferedReader
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from noisette.accounting import atomic_files
 from noisette.accounting.events import Event, event_of, facts_of, in_whole_rounds
@@ -82,7 +80,7 @@ class Entry:
         return line, End(after.lines + 1, after.size + len(line), digest)
 
     @classmethod
-    def parse(cls, line: bytes) -> Entry:
+    def parse(cls, line: bytes) -> Self:
         """The entry in a line, or one of ``_NO_ENTRY``."""
         facts = json.loads(line)
         version = dict(facts).get("version")
@@ -464,7 +462,7 @@ class Tail:
         self._steps[entry.series, entry.kind] += entry.steps
         self.heads.append(end.head)
 
-    def shortened(self, dataset: str) -> tuple[bytes, Tail, End]:
+    def shortened(self, dataset: str) -> "tuple[bytes, Tail, End]":
         """A line for each run, event and kind with the same totals, the tail that they form, and the end after them.
 
         A reservation precedes its commits and its returned steps, so any beginning of these lines is a valid ledger.

@@ -1,7 +1,5 @@
 """Searches of which only the best run is released: the random number of runs, and plans that keep a budget."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator
@@ -9,7 +7,7 @@ from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context, Decimal, localcontext
 from functools import cache
 from itertools import count
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 
@@ -48,7 +46,7 @@ class NumberOfRuns:
     shape: float
 
     @classmethod
-    def of(cls, event: RepeatAndSelect) -> NumberOfRuns:
+    def of(cls, event: RepeatAndSelect) -> Self:
         return cls(float(event.mean), float(event.shape))
 
     def probability(self, number: int) -> float:

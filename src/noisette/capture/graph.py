@@ -1,7 +1,5 @@
 """A function of tensors as one graph of ATen operations, without Python between them, and that graph compiled."""
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil
@@ -10,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -61,7 +59,7 @@ class Graph:
         with torch.no_grad(), lower:
             return self.module(*constants, *inputs)
 
-    def compiled(self, inputs: Sequence[Tensor], buffers: Mapping[str, Tensor] = MappingProxyType({})) -> Graph:
+    def compiled(self, inputs: Sequence[Tensor], buffers: Mapping[str, Tensor] = MappingProxyType({})) -> Self:
         """The same, compiled by inductor in a call with these tensors; torch keeps the result on disk."""
         if (problem := why_not_compiled()) is not None:
             raise CaptureError(problem)

@@ -243,37 +243,15 @@ def settled(context: typer.Context, mistakes: checks.Mistakes, out: Path | None,
     ``plain``: it is trained without privacy, too. Ranks load and check their data together, later.
     """
     given = {name: value for name, value in context.params.items() if value is not None and value is not False}
-    schema = mistakes.check(partial(recipes.read_schema, path)) if (path := given.pop("columns", None)) else {}
-    unknown = {own.name for own in fields(recipes.DataSection)} if schema is None else set[str]()
-    for name in [name for name in _READ if name in given]:
-        if (value := mistakes.check(partial(_READ[name], given.pop(name)))) is None:
-            unknown.add(name)
-        else:
-            given[name] = value
-    kinds = get_type_hints(Settings).items()
-    named = {t: {own.name: _OPTIONS.get((t, own.name), own.name) for own in fields(of)} for t, of in kinds}
-    tables = {t: {name: given[of] for name, of in names.items() if of in given} for t, names in named.items()}
-    tables["data"] = (schema or {}) | tables["data"]
-    asked, wrong = Settings.found_in(tables, "the settings", mistakes)
-    by_rule = given.get("model"), given.get("optimizer"), given.get("backbone"), asked.privacy.epsilon
-    begun = recipes.default_recipe(vars(asked.data), *by_rule)
-    if file := given.get("recipe"):
-        right = {name: value for name, value in tables["data"].items() if name not in wrong}
-        begun, wrong_there = Settings.in_file(file, right, mistakes)
-        unknown |= wrong_there
-    unknown |= wrong
-    settings, _ = Settings.found_in(begun.merged(tables), "the settings", mistakes)
+    settings, unknown = _settings_of(given, mistakes)
     data, privacy, training, key = settings.data, settings.privacy, settings.training, secrets.token_hex(32)
     # A contradiction of a setting that is unknown may be none.
     mistakes.add(*(words for words in settings.contradictions() if unknown.isdisjoint(re.findall(r"\w+", words))))
-    private = not given.get("without_privacy")
-    if not private and (idle := ", ".join(f"--{name.replace('_', '-')}" for name in tables["privacy"])):
-        mistakes.add(f"without privacy there is no guarantee to set; leave out {idle}")
     if plain:
         mistakes.check(partial(recipes.check_plain, settings))
     place = out or Path("runs", Path(data.name).resolve().name.partition(".")[0] + ending)
     mistakes.check(partial(RunFolder, place))
-    loaded = None
+    loaded, private = None, not given.get("without_privacy")
     if "RANK" not in os.environ:
         if data.name not in data_sets.names() and not Path(data.name).exists():
             mistakes.check(partial(data_sets.load, data.name))
@@ -289,9 +267,33 @@ def settled(context: typer.Context, mistakes: checks.Mistakes, out: Path | None,
             share = 1 / (data.trained_users or size)
             mistakes.check(partial(check_delta, privacy.delta, share, privacy.allow_large_delta))
     mistakes.refuse()
-    has_rate = not {"--lr", "--optimizer"}.isdisjoint(_asked(context))
+    has_rate = not given.keys().isdisjoint(("lr", "optimizer"))
     run = Run(Recipe(**vars(settings)), place, given.get("data_dir"), key, has_rate, True, loaded, given.get("sign"))
     return run if private else run.without_privacy()
+
+
+def _settings_of(given: dict[str, Any], mistakes: checks.Mistakes) -> tuple[Settings, set[str]]:
+    """The settings that options and their recipe give, without what is wrong, and the names of what is unknown so."""
+    schema = mistakes.check(partial(recipes.read_schema, given["columns"])) if "columns" in given else {}
+    unknown = {own.name for own in fields(recipes.DataSection)} if schema is None else set[str]()
+    read = {name: mistakes.check(partial(_READ[name], given[name])) for name in _READ if name in given}
+    unknown |= {name for name, value in read.items() if value is None}
+    right = {name: value for name, value in (given | read).items() if value is not None and name != "columns"}
+    kinds = get_type_hints(Settings).items()
+    named = {t: {own.name: _OPTIONS.get((t, own.name), own.name) for own in fields(of)} for t, of in kinds}
+    tables = {t: {name: right[of] for name, of in names.items() if of in right} for t, names in named.items()}
+    tables["data"] = (schema or {}) | tables["data"]
+    if "without_privacy" in given and (idle := ", ".join(f"--{name.replace('_', '-')}" for name in tables["privacy"])):
+        mistakes.add(f"without privacy there is no guarantee to set; leave out {idle}")
+    asked, wrong = Settings.found_in(tables, "the settings", mistakes)
+    by_rule = given.get("model"), given.get("optimizer"), given.get("backbone"), asked.privacy.epsilon
+    begun = recipes.default_recipe(vars(asked.data), *by_rule)
+    if file := given.get("recipe"):
+        known = {name: value for name, value in tables["data"].items() if name not in wrong}
+        begun, wrong_there = Settings.in_file(file, known, mistakes)
+        unknown |= wrong_there
+    settings, _ = Settings.found_in(begun.merged(tables), "the settings", mistakes)
+    return settings, unknown | wrong
 
 
 def _weights(given: str) -> dict[str, float]:

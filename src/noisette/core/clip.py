@@ -1,12 +1,10 @@
 """Gradient norms, the clipping factor, the clipped sum, and the running sum of a batch."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Protocol, runtime_checkable
+from typing import Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
@@ -188,7 +186,7 @@ class Weights:
     some: Tensor | None = None  # whether any example is finite; ``None`` where that does not matter
 
     @classmethod
-    def of(cls, clipping: Clipping, norms: Tensor) -> Weights:
+    def of(cls, clipping: Clipping, norms: Tensor) -> Self:
         """The weights that clip gradients with these norms, (groups, b)."""
         weights, group = clipping.factors(norms), group_of(clipping.groups)
         if clipping.are_finite:

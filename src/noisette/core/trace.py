@@ -5,8 +5,6 @@ from trainable parameters; a *constant* from what depends on no example (buffers
 everything else is *data*. A call on a weight and data is a *use*; one on weights and constants alone derives a weight.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -80,7 +78,7 @@ class ForwardPass:
     losses: Tensor  # (b,)
     recording: Recording
     call: LossCall | None = None  # None for a call of the model in a loop that computes losses itself
-    repeat: Callable[[], ForwardPass] | None = None  # computes the same once more; ``None`` where that cannot be
+    repeat: "Callable[[], ForwardPass] | None" = None  # computes the same once more; ``None`` where that cannot be
 
 
 def own_copies(weight: Tensor, count: int) -> Tensor:

@@ -14,8 +14,6 @@ records apart, which cannot be seen from here:
 Source: Abadi et al. 2016, algorithm 1, lines 6 and 7, by the chain rule at the model's outputs.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Sequence
 from functools import partial
@@ -39,7 +37,7 @@ class _Outputs(torch.autograd.Function):
     """The values that a call returned; the gradients that arrive at them go to the boundary."""
 
     @staticmethod
-    def forward(ctx: Any, trigger: Tensor, boundary: Boundary, batch: int, returned: Returned) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, trigger: Tensor, boundary: "Boundary", batch: int, returned: Returned) -> tuple[Tensor, ...]:
         ctx.arrived = partial(boundary.arrived, returned.call, batch)  # not the values, which will hold this node
         ctx.set_materialize_grads(False)
         return tuple(returned.values)

@@ -1,7 +1,5 @@
 """Batch norm without a leak: from public data, from a frozen state, or per example; and its place in models."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache, partial
@@ -273,7 +271,7 @@ class PublicBatch:
         self._measured: tuple[Any, ...] = ()  # versions of the weights that the statistics belong to
         self._is_held = False
 
-    def __deepcopy__(self, memo: dict[int, object]) -> PublicBatch:
+    def __deepcopy__(self, memo: dict[int, object]) -> "PublicBatch":
         copied = memo[id(self)] = PublicBatch(self._inputs, self._every)
         return copied
 

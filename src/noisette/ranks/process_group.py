@@ -3,8 +3,6 @@
 A message is short, of a fixed size, and text that runs no code.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -40,7 +38,7 @@ class Message:
     numbers: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @classmethod
-    def refusing(cls, phase: str, error: BaseException) -> Message:
+    def refusing(cls, phase: str, error: BaseException) -> Self:
         names = [kind.__name__ for kind in type(error).__mro__]
         try:
             text = str(error)
@@ -58,7 +56,7 @@ class Message:
         return torch.frombuffer(bytearray(content.ljust(MESSAGE_BYTES)), dtype=torch.uint8)
 
     @classmethod
-    def unpacked(cls, content: Tensor) -> Message:
+    def unpacked(cls, content: Tensor) -> Self:
         return cls(*json.loads(bytes(content.tolist())))
 
 

@@ -4,8 +4,6 @@ A plan computes the gradients of a kernel, or their norms, exactly. Which of the
 the device, so they are measured at the first use of a shape.
 """
 
-from __future__ import annotations
-
 import math
 import timeit
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -130,10 +128,10 @@ class KernelGradients:
         """Number of elements of one example's unfolded image."""
         return self.x.shape[1] * math.prod(self.geometry.kernel) * self.positions
 
-    def select(self, examples: Tensor | slice) -> KernelGradients:
+    def select(self, examples: Tensor | slice) -> "KernelGradients":
         return replace(self, x=self.x[examples], dy=self.dy[examples])
 
-    def split(self, size: int) -> list[KernelGradients]:
+    def split(self, size: int) -> "list[KernelGradients]":
         pairs = zip(self.x.split(size), self.dy.split(size), strict=True)
         return [replace(self, x=x, dy=dy) for x, dy in pairs]
 

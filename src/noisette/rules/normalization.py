@@ -1,7 +1,5 @@
 """Normalization: scale and shift of layer, group, instance and batch norms, and statistics of public data."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -69,7 +67,7 @@ class SharedSlope:
         scales = weights.to(self.scales.dtype) @ self.scales
         return self.channels.weights((scales.unsqueeze(1) * self.slope).unsqueeze(0))[0]
 
-    def select(self, examples: Tensor | slice) -> SharedSlope:
+    def select(self, examples: Tensor | slice) -> "SharedSlope":
         return SharedSlope(self.scales[examples], self.slope, self.channels)
 
 

@@ -13,12 +13,10 @@ Axes: (b, t, features) outside; (t, b, features) inside, where a step is contigu
 depend on later steps are computed for all steps at once, so that the pass itself takes a few kernels per step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -30,6 +28,11 @@ F = torch.nn.functional
 # gradient * y (1 - y) and gradient * (1 - y * y), in one kernel each
 _SIGMOID_BACKWARD = torch.ops.aten.sigmoid_backward.grad_input
 _TANH_BACKWARD = torch.ops.aten.tanh_backward.grad_input
+
+
+# Of the weights W_hh and, of a projection, W_hr, and the gradients that arrive at the values: gradients at z, a, the
+# product of a projection if there is one, and the states before the first step.
+Backward = Callable[[Sequence[Tensor], Sequence[Tensor | None]], tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True)
@@ -52,11 +55,6 @@ class KnownStates:
         """The values with this backward pass, as functions of z, a, the product of a projection and the states."""
         weights = [weight.detach() for weight in (self.w_hh, self.w_hr) if weight is not None]
         return _StatesFunction.apply(gradients, values, weights, self.z, self.a, *projected, *self.states)
-
-
-# Of the weights W_hh and, of a projection, W_hr, and the gradients that arrive at the values: gradients at z, a, the
-# product of a projection if there is one, and the states before the first step.
-Backward = Callable[[Sequence[Tensor], Sequence[Tensor | None]], tuple[Tensor, ...]]
 
 
 class _StatesFunction(torch.autograd.Function):
@@ -223,7 +221,7 @@ class LayerWeights(NamedTuple):
     w_hr: Tensor | None  # of an LSTM whose h_t is projected
 
     @classmethod
-    def of(cls, listed: list[Tensor], has_biases: bool) -> LayerWeights:
+    def of(cls, listed: list[Tensor], has_biases: bool) -> Self:
         b_ih, b_hh = listed[2:4] if has_biases else (None, None)
         return cls(listed, listed[0], listed[1], b_ih, b_hh, listed[-1] if len(listed) % 2 else None)
 

@@ -4,8 +4,6 @@ The records are known again by a keyed digest: with a plain one, anyone who know
 for the last. Its file lies beside the checkpoint while the run is unfinished, and is never published.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import json
@@ -329,7 +327,7 @@ def _plain(settings: Mapping[str, Any]) -> dict[str, str]:
     return {name: repr(value) for name, value in settings.items() if isinstance(value, kinds)}
 
 
-def check_same_records(dataset: object, records: Records, users: np.ndarray | None, ranks: AnyRanks) -> Fingerprint:
+def check_same_records(dataset: object, records: Records, users: np.ndarray | None, ranks: AnyRanks) -> "Fingerprint":
     """Check that the ranks share all records in one order, as far as a fingerprint tells, or hold each record once."""
     own = range(0) if records.own is None else records.own
     spans = ranks.of_all("the records", {"own": records.own is not None, "first": own.start, "end": own.stop})

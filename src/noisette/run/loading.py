@@ -3,8 +3,6 @@
 The size of a microbatch bounds memory and nothing else: the sum over a batch does not depend on it.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import multiprocessing
@@ -561,7 +559,7 @@ class MeasuredSize(MicrobatchSize):
         self._most = memory.most
         self._in_bucket: dict[int, MeasuredSize] = {0: self}
 
-    def in_bucket(self, bucket: int) -> MeasuredSize:
+    def in_bucket(self, bucket: int) -> "MeasuredSize":
         return self._in_bucket.setdefault(bucket, MeasuredSize(self._memory))
 
     def begin(self) -> None:

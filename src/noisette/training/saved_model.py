@@ -1,10 +1,9 @@
 """The model of a finished run, with what it was told about its inputs: it prepares new ones and predicts them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
@@ -32,7 +31,7 @@ class SavedModel:
     shape: tuple[int, ...]  # of one input
 
     @classmethod
-    def of_run(cls, folder: Path, model: str | Path | None = None, text: str | None = None) -> SavedModel:
+    def of_run(cls, folder: Path, model: str | Path | None = None, text: str | None = None) -> Self:
         """The model in a run folder.
 
         Args:

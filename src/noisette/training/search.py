@@ -1,14 +1,12 @@
 """A search over settings: draw them, run, score, and select the best run by repeat-and-select."""
 
-from __future__ import annotations
-
 import math
 import secrets
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -78,7 +76,7 @@ class HeldOutScore:
         checks.positive(score_noise=self.noise_multiplier)
 
     @classmethod
-    def for_budget(cls, share: float, *, epsilon: float, delta: float) -> HeldOutScore:
+    def for_budget(cls, share: float, *, epsilon: float, delta: float) -> Self:
         """The score whose noise alone costs a tenth of this epsilon."""
         return cls(share, noise_multiplier_for(epsilon=0.1 * epsilon, delta=delta, sampling_rate=1.0, steps=1))
 

@@ -1,7 +1,5 @@
 """What can be searched, and the settings that a search draws for each of its runs. It imports no torch."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import defaultdict
@@ -11,7 +9,7 @@ from dataclasses import asdict, dataclass
 from itertools import islice, product
 from operator import attrgetter
 from random import Random
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from noisette.data.columns import close_name
 from noisette.training.recipe import Recipe
@@ -102,7 +100,7 @@ class SearchSpace:
     dimensions: Mapping[str, Dimension]  # by the full name of a setting, such as ``training.lr``
 
     @classmethod
-    def read(cls, texts: Sequence[str], recipe: Recipe) -> SearchSpace:
+    def read(cls, texts: Sequence[str], recipe: Recipe) -> Self:
         """The space that texts describe, each by some ``name=log(a, b)``, ``uniform``, ``int`` or ``choice(a, b, c)``.
 
         A name is that of a field of the recipe, such as ``training.lr``, or ``lr`` where only one table has it.
