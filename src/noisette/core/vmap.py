@@ -287,6 +287,10 @@ def shared_numbers(code: Callable[..., Any], seed: int) -> Iterator[tuple[Callab
         go_on_with(before)
 
 
+_GENERATOR = "_checkpoint_without_reentrant_generator"
+_IS_NEWER = hasattr(torch.utils.checkpoint, f"{_GENERATOR}_impl")  # torch 2.14
+
+
 @contextmanager
 def as_if_compiled(checkpoint: Callable[..., Iterator[None]] | None = None) -> Iterator[None]:
     """Within it code is told that it is being compiled; compiled parts and checkpoints run as ordinary functions.
@@ -298,12 +302,17 @@ def as_if_compiled(checkpoint: Callable[..., Iterator[None]] | None = None) -> I
     compiler: Any = torch.compiler
     checkpoints: Any = torch.utils.checkpoint
     eager = compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    at = checkpoint or _run_once
+
+    def generator(function: Any, *given: Any, **keywords: Any) -> Iterator[None]:  # older ones have five options first
+        return at(function, *given) if _IS_NEWER else at(function, given[5:], keywords)
+
     changes: list[tuple[Any, str, Any]] = [
         (compiler, "_is_compiling_flag", True),
         (Distribution, "_validate_args", False),
         (Function, "apply", classmethod(_apply)),
-        (checkpoints, "_checkpoint_without_reentrant_generator", checkpoint or _run_once),
         (checkpoints, "CheckpointFunction", _RunOnce),
+        (checkpoints, _GENERATOR + "_impl" * _IS_NEWER, generator),
     ]
     before = [(owner, name, vars(owner)[name]) for owner, name, _ in changes]
     for change in changes:
@@ -316,7 +325,7 @@ def as_if_compiled(checkpoint: Callable[..., Iterator[None]] | None = None) -> I
             setattr(*was)
 
 
-def _run_once(*arguments: object, **keywords: object) -> Iterator[None]:
+def _run_once(*arguments: object) -> Iterator[None]:
     """The part of a checkpoint before the function runs, and the part after it: nothing."""
     yield
 

@@ -92,15 +92,14 @@ class _UseInBlock(Use):
         return self.block.use(self)
 
 
-def recompute(recorder: Recorder, function: Callable[..., Any], *options: Any, **keywords: Any) -> Iterator[None]:
-    """What ``torch.utils.checkpoint`` does inside of ``vmap`` before a function runs, and after it.
-
-    Options come first: the random state's, the contexts', three others; then the arguments of the function.
-    """
+def recompute(
+    recorder: Recorder, function: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]
+) -> Iterator[None]:
+    """What ``torch.utils.checkpoint`` does inside of ``vmap`` before a function of these arguments runs, and after."""
     if recorder.is_in_block:  # a block within a block is part of it
         yield
         return
-    args, recording = options[5:], recorder.recording
+    recording = recorder.recording
     block = _Block(_again(recorder, function, args, keywords))
     uses, derived = len(recording.uses), len(recording.derived)
     recorder.is_in_block = True
