@@ -171,7 +171,9 @@ def test_a_file_that_was_replaced_where_it_is_mounted_alone_is_refused(real, mon
 
 def test_a_device_or_a_pipe_is_no_ledger(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    for place in ("/dev/full", "/dev/zero", "/dev/null", tmp_path / "pipe"):
-        for open_it in (Ledger, Ledger.read, Ledger.repair):
+    for open_it in (Ledger, Ledger.read, Ledger.repair):
+        with pytest.raises(IsADirectoryError, match=r"a folder; give the ledger in it, such as .*ledger\.jsonl"):
+            open_it(tmp_path)
+        for place in ("/dev/full", "/dev/zero", "/dev/null", tmp_path / "pipe"):
             with pytest.raises(ValueError, match=f"{place} is a device, a pipe or a socket"):
                 open_it(place)

@@ -202,7 +202,7 @@ LAYERS = {
 def test_numbers_outside_their_domain_and_stray_parameters_are_refused() -> None:
     with pytest.raises(ValueError, match="slack"):
         bound_of(dense(6, 4), 6, slack=-0.1)
-    with pytest.raises(ValueError, match="rule with one constant clipping norm"):
+    with pytest.raises(ValueError, match="needs one constant norm"):
         bound_of(dense(6, 4), 6, logit_clipping=AdaptiveClip(0.1))
     with pytest.raises(ValueError, match="no trainable parameter"):
         bound_of(dense(6, 4).requires_grad_(False), 6)

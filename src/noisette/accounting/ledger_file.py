@@ -376,10 +376,12 @@ def _write(descriptor: int, content: bytes) -> None:
 
 
 def check_is_file(path: Path) -> None:
-    """Check that what is at a path, if anything, is a file; a folder is left to the call that opens it."""
+    """Check that what is at a path, if anything, is a file."""
     with suppress(FileNotFoundError, NotADirectoryError):
         mode = os.stat(path).st_mode
-        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(f"{path} is a folder; give the ledger in it, such as {path / 'ledger.jsonl'}")
+        if not stat.S_ISREG(mode):
             raise ValueError(f"{path} is a device, a pipe or a socket; a ledger is kept in a file on a disk")
 
 

@@ -23,11 +23,10 @@ from noisette.core.vmap import NotVectorizedError
 Function = Callable[..., Sequence[Tensor]]
 
 _LOG = logging.getLogger("noisette.capture")
-_ATEN = torch.ops.aten
-_RESHAPES = {
-    *(_ATEN.detach.default, _ATEN.alias.default, _ATEN.view.default, _ATEN.unsqueeze.default, _ATEN.squeeze.dim),
-    *(_ATEN.squeeze.dims, _ATEN.t.default, _ATEN.transpose.int, _ATEN.permute.default, _ATEN.expand.default),
-}  # views of all of a tensor
+# Views of all of a tensor.
+_RESHAPES = {torch.ops.aten.squeeze.dim, torch.ops.aten.squeeze.dims, torch.ops.aten.transpose.int}
+for _name in ("alias", "detach", "expand", "permute", "t", "unsqueeze", "view"):
+    _RESHAPES.add(getattr(torch.ops.aten, _name).default)
 _LONGEST = 200  # characters of a reason
 # Random numbers are drawn by the same generator, in the same order, as without compiling. Inductor's choice of layouts
 # would copy every factor of a convolution to channels-last and back.

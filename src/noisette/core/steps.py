@@ -2,7 +2,7 @@
 
 1. Take a batch, each record with probability q           ``sampler.indices``        in ``DpSgd.batches``
 2. Compute the gradient of each example                   ``trace.record_losses``    in ``DpSgd.accumulate``
-3. Clip each to norm C and add them up                    ``clip.clip_and_sum``      in ``DpSgd.accumulate``
+3. Clip each to norm C and add them up                    ``clip.clip_and_sum``      by the engine of the clip
 4. Add noise of std sigma C, divide by the batch size L   ``release.GaussianRelease``  before ``optimizer.step``
 5. Take a step of descent                                 ``optimizer.step``, the user's own
 

@@ -37,7 +37,7 @@ def map_leaves(change: Change, value: Any, is_leaf: Callable[[Any], bool] | None
         inside = None if is_leaf and is_leaf(leaf) else children(leaf)
         if inside is None:
             return change(leaf)
-        return _withchildren(leaf, {key: map_leaves(change, child, is_leaf) for key, child in inside.items()})
+        return _with_children(leaf, {key: map_leaves(change, child, is_leaf) for key, child in inside.items()})
 
     return tree_map(changed, value, is_leaf=is_leaf)
 
@@ -65,7 +65,7 @@ def children(value: Any) -> dict[Any, Any] | None:
     return None
 
 
-def _withchildren(value: Any, children: dict[Any, Any]) -> Any:
+def _with_children(value: Any, children: dict[Any, Any]) -> Any:
     """A copy of the container with other values; a mapping that cannot be written becomes a ``dict``."""
     if isinstance(value, Mapping) and not isinstance(value, MutableMapping):
         return children

@@ -147,10 +147,7 @@ def read_images(path: Path, declaration: Declaration) -> DataSet:
     train_place, test_place = _named(path, "train"), _named(path, "test")
     if not train_place:
         if test_place or not any(_named(path, name) for name in names):
-            raise DataError(
-                f"there is no folder {path / 'train'}; put images into {path / 'train'}/CLASS/ or {path}/CLASS/, for "
-                "each declared class"
-            )
+            raise DataError(f"there is no folder {path}/train; put images into {path}/CLASS/ or {path}/train/CLASS/")
         train_place = path
     train = _files(train_place, names)
     test = _files(test_place, names) if test_place else None

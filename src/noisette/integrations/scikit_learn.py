@@ -233,10 +233,7 @@ class PrivateEstimator(BaseEstimator):
                 raise ValueError("Complex data not supported: y holds complex numbers; fit their parts one by one")
             of_objects = given.ravel() if given.dtype.kind == "O" else ()
             if given.dtype.kind in "UST" or any(isinstance(value, str | bytes) for value in of_objects):
-                raise ValueError(
-                    "y holds texts, where numbers were expected: convert them, as by y.astype(float), or use "
-                    "PrivateClassifier"
-                )
+                raise ValueError("y holds texts, no numbers: give y.astype(float), or use PrivateClassifier")
         if self.columns is None:
             rows, targets = _numbers(self, X, y, y_numeric=is_regressor(self))
             return rows, np.asarray(targets), _counts(sample_weight, targets)

@@ -41,10 +41,7 @@ def score_clipping(rule: ClippingRule | None) -> Group:
     """How each example's gradient at the scores is clipped; to an infinite norm without a rule."""
     group, *others = [Group(("scores",), math.inf)] if rule is None else rule.groups(["scores"])
     if others or group.count is not None:
-        raise ValueError(
-            "logit clipping needs a rule with one constant clipping norm, as FlatClipping(0.1), "
-            f"got {type(rule).__name__}"
-        )
+        raise ValueError(f"logit clipping needs one constant norm, as FlatClipping(0.1), got {type(rule).__name__}")
     return group
 
 

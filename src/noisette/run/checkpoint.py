@@ -116,10 +116,8 @@ def _pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
         case list() | tuple():
             return [_pack(item, f"{name}/{place}", tensors) for place, item in enumerate(value)]
         case _:
-            raise TypeError(
-                f"a checkpoint holds tensors, numbers, text, mappings and sequences, but {name.lstrip('/')} is a "
-                f"{type(value).__name__}"
-            )
+            found = f"{name.lstrip('/')} is a {type(value).__name__}"
+            raise TypeError(f"a checkpoint holds tensors, numbers, text, mappings and sequences, but {found}")
 
 
 def _unpack(packed: Any, tensors: Mapping[str, Tensor]) -> Any:
@@ -362,10 +360,7 @@ def _check_different_parts(key: bytes, dataset: Any, ranks: AnyRanks) -> None:
     held = [numbers["digest"] for numbers in ranks.of_all("the parts", {"digest": int.from_bytes(digest[:_SHORT])})]
     for rank, found in enumerate(held):
         if (other := held.index(found)) < rank:
-            raise PrivacyError(
-                f"ranks {other} and {rank} hold the same records, which would count twice: give each its own part "
-                f"({COMPARED})"
-            )
+            raise PrivacyError(f"ranks {other} and {rank} hold the same records: give each its own part ({COMPARED})")
 
 
 @dataclass(frozen=True)

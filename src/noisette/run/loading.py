@@ -179,7 +179,7 @@ def _check_records(dataset: Any) -> None:
             "a tuple of tensors has columns, but some of these are no tensors or arrays: give each as one, such as "
             "(x, torch.tensor(y)), or a list of records"
         )
-    is_indexable = isinstance(dataset, Sized) and hasattr(dataset, "__getitem__")
+    is_indexable = isinstance(dataset, Sized) and hasattr(dataset, "__getitem__") and not isinstance(dataset, str)
     if isinstance(dataset, IterableDataset) or not is_indexable:
         raise TypeError(
             f"a {type(dataset).__name__} has no length and index by record, so its records cannot be drawn one by one; "

@@ -96,6 +96,8 @@ def ledger_on_ranks(
 ) -> Ledger:
     """The ledger of a run, that of rank 0, of which the others keep a copy in memory; one opened here is ``owned``."""
     with ranks.unanimous("the ledger"):
+        if not isinstance(given, Ledger | Path | str | None):  # releases would be in no ledger that anyone reads
+            raise TypeError(f"expected ledger as a noisette.Ledger or the path of its file, got {given!r}")
         if ranks.rank == 0 and isinstance(given, str | Path):
             given = open_own(Path(given))
             owned.callback(given.close)

@@ -242,9 +242,10 @@ def key_in(path: Path, *, public: bool = False) -> Any:
         key = serialization.load_pem_public_key(content) if public else load(content, password=None)
         if isinstance(key, Ed25519PrivateKey | Ed25519PublicKey):
             return key
-    commands = "openssl genpkey -algorithm ed25519 -out key.pem; openssl pkey -in key.pem -pubout -out public.pem"
-    kind = "public" if public else "private"
-    raise ValueError(f"{path} holds no {kind} Ed25519 key in PEM without a password; make both by: {commands}")
+    kind, arguments = "private", "genpkey -algorithm ed25519 -out NEW.pem"
+    if public:
+        kind, arguments = "public", "pkey -in PRIVATE.pem -pubout -out PUBLIC.pem"
+    raise ValueError(f"{path} holds no {kind} Ed25519 key in PEM without a password; make one: openssl {arguments}")
 
 
 def sign(folder: Path, key: Any) -> None:
