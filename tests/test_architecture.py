@@ -149,9 +149,10 @@ def test_no_circle_between_folders_and_few_edges():
     assert len(pairs) <= MOST_EDGES
 
 
-def test_accounting_and_data_run_without_torch():
+def test_accounting_data_and_names_of_models_run_without_torch():
     code = (
-        "import sys, noisette, noisette.data; noisette.PldAccountant, noisette.Ledger; sys.exit('torch' in sys.modules)"
+        "import sys, noisette, noisette.data; noisette.PldAccountant, noisette.Ledger\n"
+        "from noisette.nn.models import names; sys.exit(not names() or 'torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

@@ -39,17 +39,12 @@ def abandon(run: PrivateRun) -> None:
     run.bound.close()
 
 
+EVERY_CALL = [(name, after, 9) for name in ("write", "fsync", "replace", "open") for after in (False, True)]
+
+
 @pytest.mark.parametrize(
     ("name", "after", "stride"),
-    [
-        ("write", True, 40),
-        ("fsync", False, 40),
-        *(
-            pytest.param(name, after, 9, marks=pytest.mark.slow)
-            for name in ("write", "fsync", "replace", "open")
-            for after in (False, True)
-        ),
-    ],
+    [("write", True, 40), ("fsync", False, 40), *(pytest.param(*each, marks=pytest.mark.slow) for each in EVERY_CALL)],
 )
 def test_a_disk_that_fails_at_any_call_leaves_what_is_paid_for_and_can_be_gone_on_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: list[int], name: str, after: bool, stride: int

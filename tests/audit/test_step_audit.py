@@ -273,9 +273,8 @@ BOUNDS = {
 @pytest.mark.parametrize("name", BOUNDS)
 def test_a_record_moves_a_sum_by_no_more_than_the_bound(name):
     by_layers, pairs = name == "LipschitzBound", 6 if name == "PerExampleLoop" else 50
-    audit = audit_neighbours(
-        BOUNDS[name](), draw, (lambda model, x, y: TAU(model(x), y)) if by_layers else loss, pairs=pairs
-    )
+    of = (lambda model, x, y: TAU(model(x), y)) if by_layers else loss
+    audit = audit_neighbours(BOUNDS[name](), draw, of, pairs=pairs)
     assert audit.verdict is Verdict.CONSISTENT, audit.findings
     assert audit.reached.shape == (pairs,)
     assert (0.2 if by_layers else 0.99) < audit.worst < 1 + ROUNDING, "the bound is reached, and not exceeded"

@@ -68,11 +68,10 @@ def test_a_test_split_in_another_order_of_columns(tmp_path: Path) -> None:
     assert "later.csv must have the columns of people.csv" in refusal(train, declared)
     written(tmp_path, "a,b,label\n,1,0\n", "later.csv")
     (tmp_path / "people.csv").write_text("a,b,label\n1,,0\n")
+    missing = "{} (rows are numbered as in an editor): column '{}': a value is missing in row 2"
     of_train, of_test = refusal(train, declared).splitlines()
-    assert of_train.startswith(
-        "people.csv (rows are numbered as in an editor): column 'b': a value is missing in row 2"
-    )
-    assert of_test.startswith("later.csv (rows are numbered as in an editor): column 'a': a value is missing in row 2")
+    assert of_train.startswith(missing.format("people.csv", "b"))
+    assert of_test.startswith(missing.format("later.csv", "a"))
 
 
 def test_all_problems_at_once_by_row_and_column_without_values(tmp_path: Path) -> None:

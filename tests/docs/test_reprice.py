@@ -11,18 +11,11 @@ from pathlib import Path
 import pytest
 
 from finished_runs import redigested
-from noisette import BallsInBinsGaussian, Ledger, PldAccountant, TruncatedPoissonGaussian, UserLevel, ZcdpAmount
+from noisette import BallsInBinsGaussian, BandedGaussian, Ledger, TruncatedPoissonGaussian, UserLevel, ZcdpAmount
 from noisette.accounting import FixedSizeGaussian, GroupPrivacy, Laplace, PoissonGaussian, RepeatAndSelect
-from noisette.accounting.events import (
-    _EVENTS,
-    BandedGaussian,
-    DiscreteGaussian,
-    DpAmount,
-    Event,
-    Gaussian,
-    ReplacedPoissonGaussian,
-)
+from noisette.accounting.events import _EVENTS, DiscreteGaussian, DpAmount, Event, Gaussian, ReplacedPoissonGaussian
 from noisette.accounting.filters import RenyiOdometer
+from noisette.accounting.pld import PldAccountant
 
 SCRIPT = Path(__file__).parents[2] / "docs" / "reprice.py"
 PROJECTION = Gaussian(7.0, (("principal components", 1.0),))

@@ -321,14 +321,13 @@ def test_weights_of_rows_count_before_clipping_and_are_passed_on_by_scikit_learn
     """Rows that count little do not decide; those of each fold get their own weights."""
     one_side = np.where(X[:, 0] > 0, 1.0, 0.001)
     mixed = np.where(X[:, 0] > 0, X[:, 1] > 0, X[:, 1] < 0).astype(int)
-    trained = PrivateClassifier(epsilon=8, **DECLARED, classes=2, n_knots=0).fit(X, mixed, sample_weight=one_side)
+    model = PrivateClassifier(epsilon=8, **DECLARED, classes=2, n_knots=0)
+    trained = clone(model).fit(X, mixed, sample_weight=one_side)
     assert trained.score(X, mixed, sample_weight=one_side) > 0.9
     assert trained.score(X[X[:, 0] < 0], mixed[X[:, 0] < 0]) < 0.5
     with config_context(enable_metadata_routing=True):
-        routed = PrivateClassifier(epsilon=8, **DECLARED, classes=2, n_knots=0).set_fit_request(sample_weight=True)
-        scores = cross_val_score(
-            routed.set_score_request(sample_weight=True), X, mixed, params={"sample_weight": one_side}
-        )
+        model.set_fit_request(sample_weight=True).set_score_request(sample_weight=True)
+        scores = cross_val_score(model, X, mixed, params={"sample_weight": one_side})
     assert scores.min() > 0.85
     even = np.where(X[:, 0] > 0, 1, -1.0)
     fitted = regressor(bounds=(-1, 1), n_knots=0, epochs=5.0).fit(0 * X, even, one_side)

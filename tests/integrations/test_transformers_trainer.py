@@ -115,9 +115,8 @@ def test_a_crashed_run_goes_on_within_its_budget(tmp_path: Path) -> None:
 
 
 def test_evaluation_and_the_best_model(tmp_path: Path) -> None:
-    args = arguments(
-        tmp_path, save_strategy="steps", save_steps=2, eval_strategy="steps", eval_steps=2, load_best_model_at_end=True
-    )
+    each = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2}
+    args = arguments(tmp_path, **each, load_best_model_at_end=True)
     held_out = [{"input_ids": [5, 6, 7], "attention_mask": [1, 1, 1], "label": k % 2} for k in range(4)]
     trainer = PrivateTrainer(model(), args, train_dataset=records(), eval_dataset=held_out)
     trainer.train()
@@ -128,10 +127,9 @@ def test_evaluation_and_the_best_model(tmp_path: Path) -> None:
 
 
 def test_all_problems_of_the_arguments_at_once(tmp_path: Path) -> None:
+    wrong: dict[str, Any] = {"max_grad_norm": 0.0, "auto_find_batch_size": True, "dataloader_drop_last": True}
     with pytest.raises(ValueError) as raised:
-        PrivateTrainingArguments(
-            output_dir=str(tmp_path), max_grad_norm=0.0, auto_find_batch_size=True, dataloader_drop_last=True
-        )
+        PrivateTrainingArguments(output_dir=str(tmp_path), **wrong)
     named = "declare epsilon", "declare delta", "declare public_size", "max_grad_norm above 0"
     refused = "auto_find_batch_size=True", "dataloader_drop_last=True"
     assert all(words in str(raised.value) for words in (*named, *refused))
@@ -396,24 +394,18 @@ def test_further_fields_are_declared() -> None:
     assert padded(records)[0]["tags"].tolist() == [1, 1]
 
 
-def seq2seq() -> Any:
-    torch.manual_seed(0)
-    sizes = {"d_model": 8, "d_ff": 8, "d_kv": 4, "num_layers": 1, "num_heads": 2, "vocab_size": 40}
-    config = transformers.T5Config(dropout_rate=0.0, decoder_start_token_id=0, **sizes)
-    return transformers.T5ForConditionalGeneration(config)
-
-
 TRANSLATIONS = [{"input_ids": [5 + k] * (2 + k), "labels": [6 + k] * (10 - k)} for k in range(8)]
 
 
 def test_translations_have_a_bucket_for_source_and_target(tmp_path: Path) -> None:
-    translator = seq2seq()
+    torch.manual_seed(0)
+    sizes = {"d_model": 8, "d_ff": 8, "d_kv": 4, "num_layers": 1, "num_heads": 2, "vocab_size": 40}
+    config = transformers.T5Config(dropout_rate=0.0, decoder_start_token_id=0, **sizes)
+    translator: Any = transformers.T5ForConditionalGeneration(config)
     found = padded(TRANSLATIONS, translator)
     assert [(len(found[k]["input_ids"]), len(found[k]["labels"])) for k in (0, 3, 7)] == [(4, 8), (8, 8), (8, 4)]
     assert len({found.buckets[k] for k in (0, 3, 7)}) == 3
-    alone = translator(
-        input_ids=torch.tensor([TRANSLATIONS[6]["input_ids"]]), labels=torch.tensor([TRANSLATIONS[6]["labels"]])
-    )
+    alone = translator(**{name: torch.tensor([numbers]) for name, numbers in TRANSLATIONS[6].items()})
     filled = translator(**{name: value.unsqueeze(0) for name, value in found[6].items()})
     torch.testing.assert_close(filled.loss, alone.loss)
     trainer = PrivateTrainer(translator, arguments(tmp_path, max_steps=3), train_dataset=TRANSLATIONS)

@@ -172,9 +172,8 @@ def test_a_module_that_understates_its_bound_is_refused() -> None:
 
 
 def test_the_search_comes_close_to_bounds_that_hold_and_changes_nothing() -> None:
-    model = nn.Sequential(
-        BoundedInput(3.0), PatchConv2d(1, 4, patch=2), GroupSort2(), nn.Flatten(), SpectralLinear(16, 3)
-    )
+    layers = BoundedInput(3.0), PatchConv2d(1, 4, patch=2), GroupSort2(), nn.Flatten(), SpectralLinear(16, 3)
+    model = nn.Sequential(*layers)
     bound = LipschitzBound(model, loss=TauCrossEntropy(8.0), input_shape=(1, 4, 4))
     torch.manual_seed(3)
     expected = torch.rand(3)

@@ -107,16 +107,10 @@ def scaled_conv(looks: int, **figures: Any) -> Formula:
 
 LAYERS: dict[str, Layer] = {
     "linear": Layer(lambda: lip.SpectralLinear(5, 3), (5,), lambda m, x: x @ m.weight.T),
-    "linear over positions": Layer(
-        lambda: lip.SpectralLinear(5, 4), (3, 5), lambda m, x: torch.einsum("btn,mn->btm", x, m.weight)
-    ),
+    "linear over positions": Layer(lambda: lip.SpectralLinear(5, 4), (3, 5), lambda m, x: x @ m.weight.T),
     "conv": Layer(lambda: lip.SpectralConv2d(2, 4, 3, padding=1), (2, 8, 8), scaled_conv(9, padding=1), 0.5, 0.75),
     "conv of every figure": Layer(
-        lambda: lip.SpectralConv2d(2, 3, 3, stride=2, padding=1),
-        (2, 5, 4),
-        scaled_conv(4, stride=2, padding=1),
-        0.4,
-        0.7,
+        lambda: lip.SpectralConv2d(2, 3, 3, 2, 1), (2, 5, 4), scaled_conv(4, stride=2, padding=1), 0.4, 0.7
     ),
     "conv of even windows": Layer(lambda: lip.SpectralConv2d(2, 3, 2), (2, 5, 5), scaled_conv(4), 0.6, 0.75),
     "conv of one pixel": Layer(lambda: lip.SpectralConv2d(4, 3, 1), (4, 3, 3), scaled_conv(1)),
@@ -133,11 +127,7 @@ LAYERS: dict[str, Layer] = {
         lambda: lip.BoundedInput(1.0), (4,), lambda m, x: x * (1.0 / x.norm(dim=1, keepdim=True)).clamp(max=1)
     ),
     "scale": Layer(lambda: lip.Scale(-1.5), (4,), lambda m, x: x * -1.5),
-    "token mix": Layer(
-        lambda: lip.TokenMix(lip.SpectralLinear(5, 4)),
-        (5, 3),
-        lambda m, x: torch.einsum("btc,st->bsc", x, m.module.weight),
-    ),
+    "token mix": Layer(lambda: lip.TokenMix(lip.SpectralLinear(5, 4)), (5, 3), lambda m, x: m.module.weight @ x),
     "mixer of maps": Layer(
         lambda: lip.MixerBlock(4, 4),
         (4, 2, 2),
@@ -320,10 +310,7 @@ def test_the_bounds_of_a_convolutional_net_are_those_worked_out_by_hand() -> Non
     [
         *((lambda limit=limit: limit(0.0), r"expected (a finite )?x0") for limit in LIMITS),
         (lambda: lip.SpectralLinear(0, 2), "in_features >= 1"),
-        (
-            lambda: lip.SpectralLinear(3, 2).bound_forward(NormBound(1.0, (2, 4))),
-            r"takes 3 features .* got shape \(2, 4\)",
-        ),
+        (lambda: lip.SpectralLinear(3, 2).bound_forward(NormBound(1.0, (2, 4))), r"takes 3 features .*shape \(2, 4\)"),
         (lambda: lip.SpectralConv2d(2, 4, 5).bound_forward(NormBound(1.0, (3, 8, 8))), "takes 2"),
         (lambda: lip.SpectralConv2d(2, 4, 5).bound_forward(NormBound(1.0, (2, 4, 8))), "smaller than a window"),
         (lambda: lip.SpectralConv2d(2, 4, kernel_size=0), "kernel_size >= 1"),
@@ -335,6 +322,11 @@ def test_the_bounds_of_a_convolutional_net_are_those_worked_out_by_hand() -> Non
         (lambda: lip.LayerCentering(0), "axis 0 holds the examples"),
         (lambda: lip.LayerCentering(3).bound_forward(NormBound(1.0, (3, 4))), "no axis 3"),
         (lambda: lip.GroupSort2().bound_forward(NormBound(1.0, (3, 4))), "is odd"),
+        (lambda: lip.TauCrossEntropy(tau=0.0), "finite tau > 0"),
+        (lambda: lip.TauCrossEntropy(tau=1.0, classes=1), "classes >= 2"),
+        (lambda: lip.TauBCE(tau=math.inf), "finite tau > 0"),
+        (lambda: lip.HuberLoss(delta=0.0), "finite delta > 0"),
+        (lambda: lip.TauCrossEntropy(tau=1.0, classes=3).lipschitz(-1.0), "logit_bound >= 0"),
     ],
 )
 def test_what_does_not_fit_is_refused(make, problem) -> None:
@@ -449,10 +441,9 @@ def test_one_finite_loss_per_example_for_any_number_and_size_of_scores(loss: nn.
 @every_loss
 def test_scores_and_targets_that_do_not_fit_are_refused(loss: nn.Module, outputs: int) -> None:
     scores, targets = some(outputs, 4)
-    with pytest.raises(ValueError, match="one target for each of 4 examples"):
-        loss(scores, targets[:3])
-    with pytest.raises(ValueError, match="one target for each of 4 examples"):
-        loss(scores, targets.unsqueeze(1))
+    for wrong in (targets[:3], targets.unsqueeze(1)):
+        with pytest.raises(ValueError, match="one target for each of 4 examples"):
+            loss(scores, wrong)
     with pytest.raises(ValueError, match=r"expected one score|expected scores of shape"):
         loss(scores.repeat(1, 2) if outputs == 1 else scores[:, :1], targets)
 
@@ -469,18 +460,3 @@ def test_the_loss_of_a_target_that_is_no_class_is_nan_and_that_of_no_other(loss:
         rows = gradients(loss, scores, bad)
         assert rows[0].isnan().any()
         torch.testing.assert_close(rows[1:], expected[1:], rtol=0, atol=0)
-
-
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda: lip.TauCrossEntropy(tau=0.0), "finite tau > 0"),
-        (lambda: lip.TauCrossEntropy(tau=1.0, classes=1), "classes >= 2"),
-        (lambda: lip.TauBCE(tau=math.inf), "finite tau > 0"),
-        (lambda: lip.HuberLoss(delta=0.0), "finite delta > 0"),
-        (lambda: lip.TauCrossEntropy(tau=1.0, classes=3).lipschitz(-1.0), "logit_bound >= 0"),
-    ],
-)
-def test_numbers_outside_their_domain_are_refused(build: Callable[[], object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        build()

@@ -15,17 +15,8 @@ from noisette.clipping.registry import ENGINES
 from noisette.clipping.rules import FlatClipping
 from noisette.data.built_in_images import shaded_leaves
 from noisette.lipschitz import NormBound
-from noisette.nn import (
-    MirrorAndShift,
-    PatchFeatures,
-    Scattering2d,
-    Standardise,
-    Whitening,
-    WordCounts,
-    mean_over_views,
-    models,
-)
-from noisette.nn.features import ANGLES
+from noisette.nn import PatchFeatures, Scattering2d, Standardise, Whitening, WordCounts, models
+from noisette.nn.features import ANGLES, MirrorAndShift, mean_over_views
 from noisette.nn.models import PatchScale
 from noisette.run.per_example import PerExampleClip
 from small_loop import loss as cross_entropy
@@ -222,9 +213,8 @@ _VIEWS, _NORM = 3, 4.6  # some gradients are longer, some shorter
 
 def network() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.Tanh(), nn.Flatten(), nn.Linear(4 * 4 * 4, 3)
-    ).double()
+    layers = nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.Tanh(), nn.Flatten(), nn.Linear(4 * 4 * 4, 3)
+    return nn.Sequential(*layers).double()
 
 
 def scaled(x: Tensor) -> Tensor:
@@ -309,13 +299,7 @@ def one_view_of_three() -> Tensor:
 REFUSED: list[tuple[Callable[[], object], str]] = [
     *((lambda scale=scale: Standardise(0.0, scale), "above zero") for scale in (0.0, -1.0, math.inf, math.nan)),
     (lambda: Standardise(torch.tensor([0.0, math.nan])), "finite means"),
-    *(
-        (
-            lambda n=n: Whitening.of_public(PUBLIC, n),
-            "expected from 1 to 12 components of 200 public examples of 12 num",
-        )
-        for n in (0, 13)
-    ),
+    *((lambda n=n: Whitening.of_public(PUBLIC, n), "from 1 to 12 components of 200 public examp") for n in (0, 13)),
     (lambda: Whitening.of_public(torch.ones(9, 4), 2), "do not differ"),
     *((lambda n=n: Scattering2d()(torch.zeros(1, 1, n, 28)), "multiples of 4") for n in (8, 30)),
     (lambda: Scattering2d(order=3), "1 or 2, got order=3"),

@@ -27,7 +27,7 @@ from noisette.core.steps import seed_secretly
 from noisette.nn import PublicBatchNorm, convert_batch_norm
 from oracle import clipped_sum
 from small_loop import loss as cross_entropy
-from small_loop import start
+from small_loop import start, take_steps
 
 SIZE, FEATURES, CLASSES, STEPS = 9, 4, 3, 4
 X = torch.randn(SIZE, FEATURES, generator=torch.Generator().manual_seed(7))
@@ -265,9 +265,7 @@ def test_spectral_norm_has_one_weight_for_all_microbatches(monkeypatch: pytest.M
 
     truth = clipped_sum(model, from_the_start, (X, Y), 1.0)
     with run:
-        for x, y in next(run.batches()).microbatches(2):
-            run.accumulate(cross_entropy, x, y)
-        run.optimizer.step()
+        take_steps(run, size=2)
     for name, g in zip(truth.sums, given[0].grads, strict=True):
         torch.testing.assert_close(g.double(), truth.sums[name], rtol=1e-4, atol=1e-5)
 

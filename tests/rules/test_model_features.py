@@ -1,6 +1,7 @@
 """Features of PyTorch modules: each is exact, or refused with an alternative."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,12 +12,13 @@ from torch.nn.utils import parametrizations, parametrize, prune
 from torch.utils.checkpoint import checkpoint
 
 from engine_check import check, measured
-from model_cases import Case, Forward, Inputs, cnn, cross_entropy, floats, ids, labelled, mlp, of, parameter, squares
+from model_cases import Case, Forward, Inputs, channels_last, cnn, floats, ids, labelled, mlp, of, parameter, squares
 from noisette import PerExampleClip, PrivacyError
 from noisette.clipping.engines import BookKeeping, PerExampleLoop, ReweightGP
 from noisette.core.clip import Engine
 from noisette.core.release import ROUNDING
 from oracle import clipped_sum
+from small_loop import losses as cross_entropy
 
 CAUSAL = torch.ones(4, 4).triu(1).bool()
 WITH_RULES = [BookKeeping(), ReweightGP()]
@@ -91,6 +93,11 @@ def in_place(m: Forward, x: Tensor) -> Tensor:
     z = torch.empty_like(h)
     z.copy_(m.shift)
     return z * h + h * half.sum(1, keepdim=True)
+
+
+def weighted_bags(m: Forward, x: Tensor, w: Tensor) -> Tensor:
+    bags = partial(F.embedding_bag, x, m.t, mode="sum")
+    return bags(per_sample_weights=w) + bags(per_sample_weights=m.own.expand(len(x), -1))
 
 
 def low() -> nn.Module:
@@ -175,12 +182,7 @@ CASES = [
     Case("norms alone", frozen(nn.Conv2d, nn.Linear), labelled(3, 9, 6), cross_entropy),
     Case("shared by three modules", shared_across, ids(4, 6)),
     Case("lists and dictionaries of parameters", lists, floats(5)),
-    Case(
-        "channels last",
-        lambda: cnn().to(memory_format=torch.channels_last),
-        lambda b: (torch.randn(b, 3, 9, 6).to(memory_format=torch.channels_last), torch.arange(b) % 4),
-        cross_entropy,
-    ),
+    Case("channels last", lambda: cnn().to(memory_format=torch.channels_last), channels_last, cross_entropy),
     Case("class token", of(class_token, token=(1, 1, 6), last=(6,), positions=(1, 7, 6), embed=(4, 6)), floats(5, 4)),
     Case("heads by einsum", of(heads, q=(2, 4, 3), k=(2, 4, 3), each=(2, 3, 3), o=(2, 3, 4), gain=(4,)), floats(5, 4)),
     Case("weights on the left", of(left_products, **LEFT), floats(5, 4)),
@@ -190,18 +192,7 @@ CASES = [
     Case("bags by sum", lambda: nn.EmbeddingBag(11, 5, mode="sum", sparse=True), ids(6)),
     Case("bags by mean", lambda: nn.EmbeddingBag(11, 5, mode="mean", padding_idx=3), ids(6)),
     Case("bags by frequency", lambda: nn.EmbeddingBag(11, 5, mode="sum", scale_grad_by_freq=True), ids(6)),
-    Case(
-        "weighted bags",
-        lambda: Forward(
-            lambda m, x, w: (
-                F.embedding_bag(x, m.t, mode="sum", per_sample_weights=w)
-                + F.embedding_bag(x, m.t, mode="sum", per_sample_weights=m.shares.expand(len(x), -1))
-            ),
-            t=parameter(11, 5),
-            shares=parameter(6),
-        ),
-        lambda b: (torch.randint(0, 11, (b, 6)), torch.randn(b, 6)),
-    ),
+    Case("weighted bags", of(weighted_bags, t=(11, 5), own=(6,)), lambda b: (*ids(6)(b), torch.randn(b, 6))),
     Case("low rank on a frozen weight", lambda: parametrized(nn.Linear(6, 4), low()), floats(6)),
     Case("weight norm", lambda: parametrizations.weight_norm(nn.Conv1d(3, 4, 3), dim=1), floats(3, 6)),
     Case("spectral norm", lambda: parametrizations.spectral_norm(nn.Linear(6, 4)).eval(), floats(6)),

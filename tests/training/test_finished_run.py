@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import reduce
+from functools import partial, reduce
 from operator import getitem
 from pathlib import Path
 from typing import Any
@@ -152,7 +152,7 @@ EVIL = "raise SystemExit('code of the run folder was run')\n"
 
 @pytest.fixture
 def own(finished, tmp_path, monkeypatch):
-    """A run with a model of the user's own, in a folder that its author has put a module of this name into."""
+    """A run with a model of the user's own; its author has put a module of this name into its folder, where we are."""
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "own_small.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path / "code")
@@ -161,13 +161,13 @@ def own(finished, tmp_path, monkeypatch):
     succeeded(train(*options))
     (tmp_path / "run" / "own_small.py").write_text(EVIL)
     sys.modules.pop("own_small")
+    monkeypatch.chdir(tmp_path / "run")
+    monkeypatch.syspath_prepend("")
     yield tmp_path / "run"
     sys.modules.pop("own_small", None)
 
 
-def test_code_of_others_is_run_only_where_the_caller_names_it(own, monkeypatch):
-    monkeypatch.chdir(own)
-    monkeypatch.syspath_prepend("")
+def test_code_of_others_is_run_only_where_the_caller_names_it(own):
     rows, found = own.parent / "rows.csv", own.parent / "audit"
     refusal(noisette("predict", own, rows), "if you trust it, give --model own_small:small")
     with pytest.raises(ValueError, match="code of its author"):
@@ -181,9 +181,7 @@ def test_code_of_others_is_run_only_where_the_caller_names_it(own, monkeypatch):
     assert "own_small" in sys.modules
 
 
-def test_code_is_not_searched_in_the_folder_of_the_run(own, monkeypatch):
-    monkeypatch.chdir(own)
-    monkeypatch.syspath_prepend("")
+def test_code_is_not_searched_in_the_folder_of_the_run(own):
     rows, named = own.parent / "rows.csv", ("--model", "own_small:small")
     shown = noisette("predict", own, rows, *named)
     assert (shown.exit_code, shown.stdout.count("\n")) == (0, 61), shown.output
@@ -200,15 +198,13 @@ def test_the_command_imports_nothing_from_the_run_folder_that_it_stands_in(run, 
     (run / inside / "evil.py").write_text(EVIL)
     show = "import sys; from noisette import cli; cli.app = lambda: print('found' if ok() else 'not found')\n"
     code = show + "from importlib.util import find_spec\nok = lambda: find_spec('evil')\ncli.main()"
-    done = subprocess.run([sys.executable, "-c", code], cwd=run / inside, capture_output=True, text=True, check=True)
-    assert done.stdout == "not found\n"
+    printed = partial(subprocess.check_output, [sys.executable, "-c", code], cwd=run / inside, text=True)
+    assert printed() == "not found\n"
     (run / "run.json").unlink()
-    done = subprocess.run([sys.executable, "-c", code], cwd=run / inside, capture_output=True, text=True, check=True)
-    assert done.stdout == "found\n", "of no run folder"
+    assert printed() == "found\n", "of no run folder"
     (run / "checkpoint").mkdir()
     (run / "checkpoint" / "settings.json").touch()
-    done = subprocess.run([sys.executable, "-c", code], cwd=run / inside, capture_output=True, text=True, check=True)
-    assert done.stdout == "not found\n", "of a run that has not ended"
+    assert printed() == "not found\n", "of a run that has not ended"
 
 
 DEEP: Any = []

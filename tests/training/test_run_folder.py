@@ -20,11 +20,6 @@ def spend(folder: RunFolder) -> None:
             ledger.commit()
 
 
-def spend_and_complete(folder: RunFolder, files: dict[str, bytes]) -> None:
-    spend(folder)
-    folder.complete(files)
-
-
 def fail_after(action: Callable[[RunFolder], None], parent: Path) -> ZeroDivisionError:
     def failing(folder: RunFolder) -> None:
         action(folder)
@@ -227,13 +222,13 @@ def test_settings_that_were_cut_are_refused(tmp_path):
 
 
 def test_files_that_others_put_in_the_place_meanwhile_stay(tmp_path):
-    with RunFolder(tmp_path / "run") as first:
-        spend_and_complete(first, FILES)
+    complete(tmp_path, b"older")
 
     def work(folder: RunFolder) -> None:
         save(folder)
         (tmp_path / "run" / "my-notes.txt").write_text("mine")
-        spend_and_complete(folder, FILES)
+        spend(folder)
+        folder.complete(FILES)
 
     with pytest.raises(ValueError, match=r"such as my-notes\.txt"), RunFolder(tmp_path / "run") as folder:
         work(folder)
@@ -244,8 +239,7 @@ def test_files_that_others_put_in_the_place_meanwhile_stay(tmp_path):
 @pytest.mark.parametrize("moves", [0, 1, 2])
 def test_a_kill_within_the_exchange_loses_no_finished_run(moves, tmp_path, monkeypatch):
     """After a kill the run can be continued, or it is complete under its name."""
-    with RunFolder(tmp_path / "run") as first:
-        spend_and_complete(first, FILES)
+    complete(tmp_path, b"older")
     replace, left = os.replace, iter(range(moves))
 
     class Killed(BaseException):
@@ -268,5 +262,5 @@ def test_a_kill_within_the_exchange_loses_no_finished_run(moves, tmp_path, monke
     whole = (tmp_path / "run" / "run.json").is_file() and (tmp_path / "run" / "run.json").read_bytes() == b"new"
     assert whole == (moves == 2)
     older = [*tmp_path.glob("run/run.json"), *tmp_path.glob("run.replaced-1/run.json")]
-    assert b"{}" in {path.read_bytes() for path in older}, "the older run is there"
+    assert b"older" in {path.read_bytes() for path in older}, "the older run is there"
     assert whole or RunFolder.unfinished(tmp_path / "run").ledger.is_file()
