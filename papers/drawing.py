@@ -9,16 +9,14 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from noisette.training.report.figures import FIGURE_CSS
-
-_PAPER = "#fcfbf8"
+from noisette.training.report.figures import FIGURE_CSS, PAPER
 
 
 def standalone(element: str) -> str:
     """The figure as a file with a background, in dark colours for readers who prefer a dark colour scheme."""
     start, rest = element.split("</desc>", 1)
     dark = "@media (prefers-color-scheme: dark) { .paper { fill: #16181c } }"
-    paper = f'<rect class="paper" width="100%" height="100%" fill="{_PAPER}"/>'
+    paper = f'<rect class="paper" width="100%" height="100%" fill="{PAPER}"/>'
     return f"{start}</desc>\n<style>{FIGURE_CSS} {dark}</style>\n{paper}{rest}"
 
 
