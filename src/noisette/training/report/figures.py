@@ -18,6 +18,7 @@ from noisette.training.report.facts import ClassFigures, Facts, percent, power_o
 # Distinguishable with colour blindness (Okabe and Ito); lines also differ in their dashes. paper.css has the colours of
 # a dark page.
 INK, FAINT, BLUE, GREEN, ORANGE = "#23262b", "#d7d5cf", "#0072b2", "#00795a", "#c65102"
+PAPER = "#fcfbf8"
 _INCHES = (4.3, 2.8)
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
