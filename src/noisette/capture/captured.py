@@ -266,7 +266,7 @@ class Captured:
 
     def __init__(self, schedule: Schedule, dtypes: Collection[torch.dtype]) -> None:
         self._schedule = schedule
-        self._weights = len(dtypes)
+        self._weights = len(dtypes)  # with the few inputs
         found = [_TOLERANCE.get(dtype, _TOLERANCE_LOW_PRECISION) for dtype in dtypes if dtype.is_floating_point]
         self._tolerance = max(found, default=0.0)
         self._sizes: dict[int, _Size] = {}

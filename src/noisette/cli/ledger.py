@@ -75,7 +75,7 @@ def _neighbouring(text: str) -> Neighbouring:
     raise typer.BadParameter(f"{text!r} is not one of record, user, replaced-record, 3-records, 3-users.")
 
 
-_WHOM = "For whom the amount or noise is stated: record, user (all records of one), replaced-record, or 3-records."
+_WHOM = "For whom it is stated: record, user (all records of one person), replaced-record, or a group as 3-records."
 _PER = typer.Option(parser=_neighbouring, metavar="UNIT", help=_WHOM, show_default="record")
 
 

@@ -157,7 +157,7 @@ def predict(
 def _as_csv(saved: SavedModel, rows: Path, keep: Sequence[str]) -> str:
     """The predictions as the text of a CSV, behind these columns of the rows, or the names of images."""
     mistakes, images = checks.Mistakes(), saved.read_images(rows) if rows.is_dir() else None
-    found = {"image": images[0]} if images else tables.read(rows, saved.recipe.data.encoding)
+    found = {"image": images[0]} if images else tables.read(rows, saved.recipe.data.encoding) if keep else {}
     keep = ["image"] if images else list(dict.fromkeys(keep))
     inputs = images[1] if images else mistakes.check(lambda: saved.read(rows))
     mistakes.add(*(f"{rows.name}: --keep: there is no column {name!r}" for name in keep if name not in found))

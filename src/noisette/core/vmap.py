@@ -312,7 +312,7 @@ def as_if_compiled(checkpoint: Callable[..., Iterator[None]] | None = None) -> I
         (Distribution, "_validate_args", False),
         (Function, "apply", classmethod(_apply)),
         (checkpoints, "CheckpointFunction", _RunOnce),
-        (checkpoints, _GENERATOR + "_impl" * _IS_NEWER, generator),
+        (checkpoints, f"{_GENERATOR}_impl" if _IS_NEWER else _GENERATOR, generator),
     ]
     before = [(owner, name, vars(owner)[name]) for owner, name, _ in changes]
     for change in changes:

@@ -47,7 +47,7 @@ def row_by_row(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs:
         return NotImplemented
     if arguments.get("max_norm") is not None:
         raise PrivacyError(
-            "max_norm rescales rows that examples look up and saves them without noise; leave max_norm out"
+            "max_norm rescales the rows that examples look up and saves them without noise; leave max_norm out"
         )
     input = physical(arguments["input"])
     if func is F.linear:
