@@ -44,29 +44,35 @@ class Graph:
     Constants are tensors that the function reached otherwise than as inputs; ``places`` has the names of buffers.
     """
 
-    module: Callable[..., list[Tensor]]
+    module: Any
     constants: tuple[Tensor, ...]
     places: tuple[str | None, ...]
     operations: int
 
     def __call__(self, inputs: Sequence[Tensor], buffers: Mapping[str, Tensor] = MappingProxyType({})) -> list[Tensor]:
-        pairs = zip(self.places, self.constants, strict=True)
-        constants = [tensor if place is None else buffers[place] for place, tensor in pairs]
         device = inputs[-1].device.type
         # As in the graph: without autograd, and in the types that operations have there.
         lower = torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
         with torch.no_grad(), lower:
-            return self.module(*constants, *inputs)
+            return self.module(*self._arguments(inputs, buffers))
+
+    def _arguments(self, inputs: Sequence[Tensor], buffers: Mapping[str, Tensor]) -> list[Any]:
+        pairs = zip(self.places, self.constants, strict=True)
+        return [*(tensor if place is None else buffers[place] for place, tensor in pairs), *inputs]
 
     def compiled(self, inputs: Sequence[Tensor], buffers: Mapping[str, Tensor] = MappingProxyType({})) -> Self:
         """The same, compiled by inductor in a call with these tensors; torch keeps the result on disk."""
         if (problem := why_not_compiled()) is not None:
             raise CaptureError(problem)
+        from torch._inductor import standalone_compile  # its result has none of Dynamo's checks in each call
+
         _LOG.info("compiling a step of %d operations", self.operations)
-        found = replace(self, module=torch.compile(self.module, fullgraph=True, dynamic=False, options=_COMPILER))
         try:
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), torch.no_grad():
                 warnings.simplefilter("ignore")  # of torch's own code
+                given, options = self._arguments(inputs, buffers), {"config_patches": _COMPILER}
+                module = standalone_compile(self.module, given, dynamic_shapes="from_example_inputs", options=options)
+                found = replace(self, module=module)
                 found(inputs, buffers)
         except torch.OutOfMemoryError:
             raise

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TypeAlias
 
 import torch
@@ -180,6 +181,7 @@ def _laid_out(rows: Tensor) -> Tensor:
     return rows.clone(memory_format=torch.preserve_format if is_dense else torch.contiguous_format)
 
 
+@lru_cache(maxsize=1024)
 def is_real(count: int, size: int, device: torch.device) -> Tensor:
     """Which of the rows are not repeated ones, (size,)."""
     return torch.arange(size, device=device) < count
