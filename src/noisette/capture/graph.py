@@ -30,7 +30,7 @@ for _name in ("alias", "detach", "expand", "permute", "t", "unsqueeze", "view"):
 _LONGEST = 200  # characters of a reason
 # Random numbers are drawn by the same generator, in the same order, as without compiling. Inductor's choice of layouts
 # would copy every factor of a convolution to channels-last and back.
-_COMPILER: dict[str, Any] = {"fallback_random": True, "layout_optimization": False}
+_COMPILER = {"config_patches": {"fallback_random": True, "layout_optimization": False}}
 
 
 class CaptureError(Exception):
@@ -41,12 +41,11 @@ class CaptureError(Exception):
 class Graph:
     """A traced function: ``module`` takes the constants, then the inputs of the function, and gives a list of tensors.
 
-    Constants are tensors that the function reached otherwise than as inputs; ``places`` has the names of buffers.
+    Constants are tensors that the function reached otherwise than as inputs, and names of buffers.
     """
 
     module: Any
-    constants: tuple[Tensor, ...]
-    places: tuple[str | None, ...]
+    constants: tuple[Tensor | str, ...]
     operations: int
 
     def __call__(self, inputs: Sequence[Tensor], buffers: Mapping[str, Tensor] = MappingProxyType({})) -> list[Tensor]:
@@ -57,8 +56,7 @@ class Graph:
             return self.module(*self._arguments(inputs, buffers))
 
     def _arguments(self, inputs: Sequence[Tensor], buffers: Mapping[str, Tensor]) -> list[Any]:
-        pairs = zip(self.places, self.constants, strict=True)
-        return [*(tensor if place is None else buffers[place] for place, tensor in pairs), *inputs]
+        return [*(buffers[each] if isinstance(each, str) else each for each in self.constants), *inputs]
 
     def compiled(self, inputs: Sequence[Tensor], buffers: Mapping[str, Tensor] = MappingProxyType({})) -> Self:
         """The same, compiled by inductor in a call with these tensors; torch keeps the result on disk."""
@@ -70,8 +68,8 @@ class Graph:
         try:
             with warnings.catch_warnings(), torch.no_grad():
                 warnings.simplefilter("ignore")  # of torch's own code
-                given, options = self._arguments(inputs, buffers), {"config_patches": _COMPILER}
-                module = standalone_compile(self.module, given, dynamic_shapes="from_example_inputs", options=options)
+                given = self._arguments(inputs, buffers)
+                module = standalone_compile(self.module, given, dynamic_shapes="from_example_inputs", options=_COMPILER)
                 found = replace(self, module=module)
                 found(inputs, buffers)
         except torch.OutOfMemoryError:
@@ -111,8 +109,8 @@ def trace(function: Function, inputs: Sequence[Tensor], buffers: Mapping[str, Te
     module.graph.eliminate_dead_code()
     module.recompile()
     operations = sum(node.op == "call_function" for node in module.graph.nodes)
-    places = {id(tensor): name for name, tensor in buffers.items()}
-    return Graph(module, constants, tuple([places.get(id(tensor)) for tensor in constants]), operations)
+    names = {id(tensor): name for name, tensor in buffers.items()}
+    return Graph(module, tuple([names.get(id(tensor), tensor) for tensor in constants]), operations)
 
 
 _GIVE_VALUES = {Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__, Tensor.storage, Tensor.__reduce_ex__}
