@@ -106,6 +106,8 @@ def trace(function: Function, inputs: Sequence[Tensor], buffers: Mapping[str, Te
     _check_shapes(module)
     constants = _lift_constants(module)
     _merge_views(module.graph)
+    for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
+        node.target = torch.ops.aten.reshape.default  # compiled, an operation may lay out its result otherwise
     module.graph.eliminate_dead_code()
     module.recompile()
     operations = sum(node.op == "call_function" for node in module.graph.nodes)
