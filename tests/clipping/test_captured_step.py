@@ -204,7 +204,7 @@ def failing_compiler(*_: object, **__: object) -> None:
 
 
 def test_what_cannot_be_compiled_runs_as_a_graph_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "compile", lambda *_, **__: failing_compiler)
+    monkeypatch.setattr("torch._inductor.standalone_compile", failing_compiler)
     clip = PerExampleClip(mlp(), C, capture="compiled")
     check(clip, *batch())
     with pytest.warns(CaptureWarning, match="the step runs uncompiled: "):

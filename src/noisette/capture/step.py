@@ -103,21 +103,27 @@ class CapturedSteps:
         if not self._schedule.at_once and torch.are_deterministic_algorithms_enabled():
             return None
         microbatch, groups, tensors = function.microbatch, function.groups, function.microbatch.tensors
-        arguments, device = (microbatch.args, microbatch.kwargs), tensors[0].device.type
+        others, structure, device = [], None, tensors[0].device.type
+        if not microbatch.are_tensors_alone:
+            arguments = microbatch.args, microbatch.kwargs
+            others, structure = (
+                [leaf for leaf in leaves(arguments) if not isinstance(leaf, Tensor)],
+                _structure(arguments),
+            )
         lower = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-        others = [leaf for leaf in leaves(arguments) if not isinstance(leaf, Tensor)]
         key = (
             tuple([(t.shape[1:], t.stride()[1:], t.dtype, t.device, t.requires_grad) for t in tensors]),
-            _structure(arguments),
+            structure,
             tuple([group.names for group in groups]),
             tuple([id(tensor) for tensor in function.public]),
             (lower, torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()),
             python_values(self._model, [function.loss, *(group.factor for group in groups), *others]),
         )
-        if key not in self._kinds and self._has_room():
+        found = self._kinds.get(key)
+        if found is None and self._has_room():
             dtypes = [tensor.dtype for tensor in (*self._model.parameters(), *tensors)] + ([lower] if lower else [])
-            self._kinds[key] = _Kind(Captured(self._schedule, dtypes))
-        return self._kinds.get(key)
+            found = self._kinds[key] = _Kind(Captured(self._schedule, dtypes))
+        return found
 
     def _has_room(self) -> bool:
         """Whether there are few kinds; of many the oldest one without a graph is forgotten."""

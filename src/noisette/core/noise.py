@@ -380,14 +380,12 @@ Source = Callable[[SecretKey, torch.dtype, torch.device, int], Noise | None]
 
 
 class PlainNoise:
-    """Noise that a processor computes, also for sums on another device; by ``quicker`` from ``fewest`` tiles on."""
+    """Noise that a processor computes, also for sums on another device; by another pass than the plain one if given."""
 
-    def __init__(self, key: SecretKey, dtype: torch.dtype, quicker: Pass | None = None, fewest: int = 1) -> None:
+    def __init__(self, key: SecretKey, dtype: torch.dtype, by: Pass | None = None) -> None:
         self._key = key
         self._words = Words()
-        self._plain = PlainPass(dtype)
-        self._quicker = quicker or self._plain
-        self._fewest = fewest
+        self._pass = by or PlainPass(dtype)
 
     def add_(self, flat: Named, parts: tuple[Part, ...], *, step: int, std: float, divisor: float) -> None:
         device = flat[parts[0].name].device
@@ -397,8 +395,7 @@ class PlainNoise:
         for pieces in groups_of(parts, TILES_AT_ONCE):
             self._words.fill(self._key, pieces, step=step)
             tiles = pieces[-1].place + pieces[-1].tiles
-            one_pass = self._plain if tiles < self._fewest else self._quicker
-            values = one_pass(self._words, tiles, std).reshape(-1)
+            values = self._pass(self._words, tiles, std).reshape(-1)
             for piece in pieces:
                 noise, at = values[piece.values], slice(piece.at, piece.at + piece.numel)
                 if on_host:

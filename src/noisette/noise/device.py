@@ -77,21 +77,21 @@ def end_of(part: Part) -> int:
 
 # Measured on two cores: what the compiled pass saves for each value, and what compiling costs, for which a run waits.
 _SAVED, _TO_COMPILE = 4e-9, 5.0
-# The compiled pass always computes all tiles. Up to this number the plain one takes less time.
-_FEWEST_TILES = formula.TILES_AT_ONCE // 8
+# Compiled code always computes all of its tiles: there is code for many, and for what is left of a release.
+COMPILED_TILES = formula.TILES_AT_ONCE // 8, formula.TILES_AT_ONCE
 
-Compiled = Callable[..., Any]  # the compiled noise_of_words
+Compiled = Callable[..., Any]  # the compiled noise_of_words, of one of these sizes
 
 
-def example_inputs(dtype: torch.dtype) -> list[Tensor]:
+def example_inputs(dtype: torch.dtype, tiles: int) -> list[Tensor]:
     """Inputs of the shapes with which :func:`noise_of_words` is compiled for sums of this type, in every model."""
-    words, values = Words(), torch.zeros(formula.TILES_AT_ONCE, 2, formula.PAIRS, dtype=dtype)
-    radii, angles = map(torch.from_numpy, (words.radii, words.angles))
+    words, values = Words(), torch.zeros(tiles, 2, formula.PAIRS, dtype=dtype)
+    radii, angles = torch.from_numpy(words.radii[:tiles]), torch.from_numpy(words.angles[:tiles])
     return [radii, angles, torch.ones((), dtype=torch.float64), values[:, 0], values[:, 1]]
 
 
 class CompiledPass:
-    """The compiled pass for sums of one type, on a processor. It computes all ``TILES_AT_ONCE`` tiles."""
+    """The compiled pass for sums of one type, on a processor: it computes as many tiles as its code is for."""
 
     def __init__(self, compiled: Compiled, dtype: torch.dtype) -> None:
         self._compiled = compiled
@@ -100,9 +100,11 @@ class CompiledPass:
 
     def __call__(self, words: Words, tiles: int, std: float) -> np.ndarray:
         self._std.fill_(std)
-        radii, angles = map(torch.from_numpy, (words.radii, words.angles))
-        self._compiled(radii, angles, self._std, self._values[:, 0], self._values[:, 1])
-        return self._values[:tiles].numpy()
+        size = next(size for size in COMPILED_TILES if size >= tiles)
+        radii, angles = torch.from_numpy(words.radii[:size]), torch.from_numpy(words.angles[:size])
+        values = self._values[:size]
+        self._compiled(radii, angles, self._std, values[:, 0], values[:, 1])
+        return values[:tiles].numpy()
 
 
 def is_faithful(compiled: Compiled, dtype: torch.dtype) -> bool:
@@ -118,7 +120,7 @@ def is_faithful(compiled: Compiled, dtype: torch.dtype) -> bool:
     words.radii[: len(extremes)], words.angles[:4] = np.array(extremes)[:, None], np.array([[0], [0], [-1], [-1]])
     words.has_rare = True
     compiled_pass, plain = CompiledPass(compiled, dtype), PlainPass(dtype)
-    return np.array_equal(compiled_pass(words, tiles, 1.5), plain(words, tiles, 1.5))
+    return all(np.array_equal(compiled_pass(words, size, 1.5), plain(words, size, 1.5)) for size in COMPILED_TILES)
 
 
 class CompiledNoise:
@@ -138,7 +140,7 @@ class CompiledNoise:
 
     def __call__(self, key: SecretKey, dtype: torch.dtype, device: torch.device, values: int) -> Noise | None:
         """The quicker noise of this key, if it is there, before so many values are drawn."""
-        if device.type == "cpu" and (values < _FEWEST_TILES * formula.TILE or self._is_unfaithful):
+        if device.type == "cpu" and (values < COMPILED_TILES[0] * formula.TILE or self._is_unfaithful):
             return None
         place = key, dtype, device
         if place not in self._found:
@@ -150,7 +152,7 @@ class CompiledNoise:
                 self._found[place] = TritonNoise(key, device)
             elif (compiled := self.compiled(dtype, values)) is not None:
                 if is_faithful(compiled, dtype):
-                    self._found[place] = PlainNoise(key, dtype, CompiledPass(compiled, dtype), _FEWEST_TILES)
+                    self._found[place] = PlainNoise(key, dtype, CompiledPass(compiled, dtype))
                 else:
                     self._is_unfaithful = True
                     warnings.warn("the compiled noise differs from the plain one, so it is not used", stacklevel=2)
@@ -164,5 +166,6 @@ class CompiledNoise:
         if not compiler.at_once and self._drawn * self._still_to_come() * _SAVED < _TO_COMPILE:
             return None
         if dtype not in self._compiled:
-            self._compiled[dtype] = compiler.compiled(noise_of_words, example_inputs(dtype))
+            of_size = {n: compiler.compiled(noise_of_words, example_inputs(dtype, n)) for n in COMPILED_TILES}
+            self._compiled[dtype] = None if None in of_size.values() else lambda k, *others: of_size[len(k)](k, *others)
         return self._compiled[dtype]
