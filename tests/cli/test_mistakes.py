@@ -31,6 +31,7 @@ COMMANDS = {
     "train --data rows.csv --columns wrong.toml --lr -1": (
         *("name is given on the command line", "mean 'size'", "columns: 2 problems", "low < high", "'b'", "lr=-1"),
     ),
+    "train --data rows.csv --columns broken.toml --batch-norm public": ("broken.toml", "public examples; name their set"),
     f"{OWN} bad.csv --delta 0.5": ("bad.csv", "in row 3", "delta=0.5"),
     f"{OWN} bad.csv --epsilon 0 --batch-size 0": ("in row 3", "epsilon=0", "batch_size=0"),
     "train recipe.toml --epochs z --model nope": (

@@ -6,7 +6,6 @@ import json
 import logging
 import math
 import os
-import re
 import secrets
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -246,7 +245,7 @@ def settled(context: typer.Context, mistakes: checks.Mistakes, out: Path | None,
     settings, unknown = _settings_of(given, mistakes)
     data, privacy, training, key = settings.data, settings.privacy, settings.training, secrets.token_hex(32)
     # A contradiction of a setting that is unknown may be none.
-    mistakes.add(*(words for words in settings.contradictions() if unknown.isdisjoint(re.findall(r"\w+", words))))
+    mistakes.add(*(problem for names, problem in settings.contradictions() if unknown.isdisjoint(names)))
     if plain:
         mistakes.check(partial(recipes.check_plain, settings))
     place = out or Path("runs", Path(data.name).resolve().name.partition(".")[0] + ending)
