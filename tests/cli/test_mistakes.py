@@ -26,14 +26,15 @@ COMMANDS = {
     "train --seed x --lr y": ("seed", "'x'", "lr", "'y'"),
     "train --seed x --epsilon -1": ("'x'", "epsilon=-1"),
     "train --holdout 1.5 --epsilon nan": ("holdout=1.5", "epsilon=nan"),
-    "train --class-weights no=1,no=2 --delta 0.5": ("'no=1,no=2'", "delta=0.5"),
+    "train --class-weights no=1,no=2 --delta 2": ("'no=1,no=2'", "delta=2"),
     "train --data nothere.csv --epsilon -1 --columns broken.toml": ("nothere.csv", "epsilon=-1", "broken.toml"),
     "train --data rows.csv --columns wrong.toml --lr -1": (
         *("name is given on the command line", "mean 'size'", "columns: 2 problems", "low < high", "'b'", "lr=-1"),
     ),
     "train --data rows.csv --columns broken.toml --batch-norm public": ("broken.toml", "public examples; name their set"),
-    f"{OWN} bad.csv --delta 0.5": ("bad.csv", "in row 3", "delta=0.5"),
-    f"{OWN} bad.csv --epsilon 0 --batch-size 0": ("in row 3", "epsilon=0", "batch_size=0"),
+    f"{OWN} bad.csv --class-weights no=1,ja=2 --delta 0.5": ("'ja' is no class", "delta=0.5"),
+    f"{OWN} bad.csv --epsilon 0 --batch-size 0": ("epsilon=0", "batch_size=0"),
+    f"{OWN} bad.csv --test bad.csv": ("bad.csv", "in row 3"),
     "train recipe.toml --epochs z --model nope": (
         *("4 problems", "'flatt'", "mean 'epsilon'", "mean 'training'", "epochs = 'many'", "'z'", "no model 'nope'"),
     ),
@@ -44,7 +45,7 @@ COMMANDS = {
     "train --target 1,x --epochs 0 --data rows.csv": ("'1,x'", "epochs=0"),
     "train --image-size 16 --seed 1.5": ("'16'", "seed = 1.5"),
     "train --users id --lr nan": ("records_per_user", "lr=nan"),
-    "train --batches truncated --batch-size 1000000": ("largest_batch", "1000000"),
+    f"{OWN} rows.csv --batches truncated --batch-size 1000000": ("largest_batch", "1000000"),
     "train --data digitz --model nope --epsilon -1": ("'digitz'", "'nope'", "epsilon=-1"),
     f"{OWN} rows.csv --test nothere.csv --epsilon -1": ("nothere.csv", "epsilon=-1"),
     f"{OWN} rows.csv --label lable --delta 2": ("'lable'", "delta=2"),
@@ -83,6 +84,13 @@ def test_all_mistakes_of_a_command_are_named(words, tmp_path):
         (tmp_path / name).write_text(content)
     refusal(noisette(*words.split()), *COMMANDS[words])
     assert tree(tmp_path) == set(FILES)
+
+
+def test_no_record_is_read_where_something_else_is_wrong(monkeypatch):
+    monkeypatch.setattr("noisette.data.load", lambda name, **_: pytest.fail(f"{name} is read"))
+    wrong = "--batch-norm group --public imdb"
+    refusal(noisette("train", *wrong.split()), "public examples are for")
+    refusal(noisette("train", "--epsilon", 0, "--model", "./nets.py:net"), "epsilon=0", "write nets:net")
 
 
 ROWS, LABELS = np.linspace(-1, 1, 40).reshape(20, 2), np.array(["a", "b"] * 10)

@@ -296,7 +296,7 @@ def test_wrong_rows_are_named_as_they_are_shown_without_their_values(tmp_path: P
     [
         ("", "is empty"),
         (
-            '{"a": 1}\n\n{"a": CANARY}\n[1]\n{"b": 2}\n{"a": [1]}',
+            '{"a": 1, "label": 0}\n\n{"a": CANARY}\n[1]\n{"b": 2}\n{"a": [1]}',
             r"no object of plain values .* in rows 3, 4, 5 and 6; .* all names on the first one, with null where .*$",
         ),
         ("CANARY", "no object of plain values by the names of the first line in row 1; .* has no value$"),
@@ -304,8 +304,7 @@ def test_wrong_rows_are_named_as_they_are_shown_without_their_values(tmp_path: P
     ],
 )
 def test_lines_that_are_no_records(tmp_path: Path, content: str, says: str) -> None:
-    (tmp_path / "a.jsonl").write_text(content)
-    assert re.search(says, refusal(str(tmp_path / "a.jsonl"), TYPED))
+    assert re.search(says, refusal(written(tmp_path, content, "a.jsonl"), TWO))
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".xlsx"])

@@ -17,7 +17,8 @@ from noisette.accounting.calibrate import check_ranges
 from noisette.cli import options
 from noisette.cli.options import DataDir, FactsAsJson, option, plain_errors
 from noisette.cli.train import Watch, mention, mention_replaced, mention_weak, report
-from noisette.training.recipe import Recipe, Settings, check_model, load_data, load_public
+from noisette.nn import models
+from noisette.training.recipe import Recipe, Settings, check_data, load_data, load_public
 from noisette.training.run_folder import RunFolder, unfinished_runs
 
 if TYPE_CHECKING:
@@ -78,16 +79,16 @@ def search(
         lambda: holdout is None or checks.open_fraction(holdout=holdout),
         lambda: score_noise is None or checks.positive(score_noise=score_noise),
         lambda: check_recipe(settings, public=score_on == "public-set"),
-        lambda: check_model(begun.model.name),
-        lambda: RunFolder(place),
+        lambda: models.check(begun.model.name),
+        lambda: check_data(begun, wrong),
     ):
         mistakes.check(check)
-    space = mistakes.check(lambda: SearchSpace.read(over or [], settings)) or SearchSpace({})
-    data = None if wrong else mistakes.check(lambda: load_data(begun, data_dir))
-    public = None if wrong else mistakes.check(lambda: load_public(begun, data_dir))
+    folder = mistakes.check(lambda: RunFolder(place))
+    space = mistakes.check(lambda: SearchSpace.read(over or [], settings))
     mistakes.refuse()
-    assert data is not None, "loaded above"
-    privacy, folder = settings.privacy, RunFolder(place)
+    assert folder, "checked above"
+    assert space, "checked above"
+    data, public, privacy = load_data(settings, data_dir), load_public(settings, data_dir), settings.privacy
     budget = replace(privacy, epsilon=epsilon or privacy.epsilon, delta=delta or privacy.delta)
     settings = replace(settings, privacy=budget)
     mention_weak(budget.epsilon, data.declared_size)

@@ -208,27 +208,31 @@ def _check_names(path: Path, header: Sequence[str]) -> None:
 
 def read_set(path: Path, declaration: Declaration) -> DataSet:
     """The table as a data set, inputs (n, features) as :func:`encode` makes them; see `Declaration`."""
-    classes, size = declaration.public_facts(path.name)
-    train = read(path, declaration.encoding)
-    refuse(path.name, list(_absent_columns(train, declaration)))
+    classes, size = check_columns(path, declaration)
+    train, mistakes, test = read(path, declaration.encoding), Mistakes(), declaration.test
     features = declaration.features(train)
-
-    def tested(place: Path) -> Split:
-        found = read(place, declaration.encoding)
-        if found.keys() != train.keys():
-            raise DataError(f"{place.name} must have the columns of {path.name}, in any order")
-        return encode(place, found, declaration, features)
-
-    mistakes, test = Mistakes(), declaration.test
     trained = mistakes.check(lambda: encode(path, train, declaration, features))
-    held_out = mistakes.check(lambda: test and tested(test))
+    held_out = mistakes.check(lambda: test and encode(test, read(test, declaration.encoding), declaration, features))
     mistakes.refuse(DataError)
     assert trained is not None, "refused otherwise"
     words, names = (declaration.numbering.size, ()) if declaration.text else (0, features.names)
     return DataSet(path.name, trained, held_out, classes, size, words=words, target=declaration.target, features=names)
 
 
-def _absent_columns(found: Table, declaration: Declaration) -> Iterator[str]:
+def check_columns(path: Path, declaration: Declaration) -> tuple[int, int]:
+    """The declared number of classes (1 for regression) and size; without reading a row it is checked what they lack.
+
+    A ``DataError`` lists what is undeclared, or the columns that a table at this path or its test table lacks.
+    """
+    facts = declaration.public_facts(path.name)
+    found = header(path, declaration.encoding)
+    refuse(path.name, list(_absent_columns(found, declaration)))
+    if (test := declaration.test) and set(header(test, declaration.encoding)) != set(found):
+        raise DataError(f"{test.name} must have the columns of {path.name}, in any order")
+    return facts
+
+
+def _absent_columns(found: Sequence[str], declaration: Declaration) -> Iterator[str]:
     for fact in ("label", "users", "text"):
         name = getattr(declaration, fact)
         if name is not None and name not in found:

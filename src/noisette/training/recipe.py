@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import pkgutil
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Set
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -21,9 +21,8 @@ from noisette.accounting.registry import ACCOUNTANTS, Entry
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.data.columns import Columns, Declaration, DeclarationError, ImageForm, declared, unknown_key
 from noisette.data.dataset import DataSet, Target, hold_out, refuse
-from noisette.data.tables import SUFFIXES
+from noisette.data.tables import SUFFIXES, check_columns
 from noisette.data.words import Numbering
-from noisette.nn.models import names as model_names
 from noisette.nn.models.backbones import folder_of
 from noisette.training.defaults import LARGER_TABLE_NORM, MANY_RECORDS, TABLE, TABLE_NORM, batches_for, delta_for
 
@@ -290,12 +289,12 @@ class Settings:
         """All tables, with these values in them."""
         return {name: own | dict(tables.get(name, {})) for name, own in asdict(self).items()}
 
-    def class_weights(self, data: DataSet) -> list[float] | None:
-        """The weight of each class of the data, in their order, if any; a ``ValueError`` if they do not fit."""
+    def class_weights(self, classes: int) -> list[float] | None:
+        """The weight of each of so many classes, in their order, if any; a ``ValueError`` if they do not fit."""
         weights, names = self.training.class_weights, self.data.classes
         if weights is None:
             return None
-        order = names if isinstance(names, tuple) else tuple(map(str, range(data.classes)))
+        order = names if isinstance(names, tuple) else tuple(map(str, range(classes)))
         wrong = [f"{name!r} is no class" for name in weights if name not in order]
         if wrong := [*wrong, *(f"{name!r} has none" for name in order if name not in weights)]:
             needed = f"class_weights need a number for each class: {'=1,'.join(order)}=1"
@@ -548,11 +547,16 @@ def _suited(data: DataSection, model: str, epsilon: float) -> tuple[PrivacySecti
     return privacy, TrainingSection(lr=None, batch_size=batches.expected_batch_size, epochs=batches.epochs)
 
 
-def check_model(name: str) -> None:
-    """Check that a model has this name, as far as it takes no torch."""
-    if ":" not in name and name not in model_names() and not Path(name).is_dir():
-        own = "give your own as package.module:callable or a folder of Hugging Face"
-        raise ValueError(f"no model {name!r}; there are {', '.join(model_names())}, or {own}")
+def check_data(recipe: Settings, unknown: Set[str] = frozenset()) -> None:
+    """Check what can be checked of a recipe's records without reading one; raises what :func:`load_data` raises.
+
+    Nothing is said of columns where a setting of the table ``data`` is ``unknown``.
+    """
+    for name in (recipe.data.name, recipe.public.data or recipe.data.name):
+        if name not in data_sets.names() and not Path(name).exists():
+            data_sets.load(name)
+    if recipe.data.name.lower().endswith(SUFFIXES) and unknown.isdisjoint(own.name for own in fields(DataSection)):
+        check_columns(Path(recipe.data.name), declaration_of(recipe))
 
 
 def load_data(recipe: Settings, data_dir: Path | None, *, holdout_key: bytes = b"") -> DataSet:

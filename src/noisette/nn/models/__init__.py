@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -51,6 +53,26 @@ REGISTRY: dict[str, BuiltIn] = {
 def names() -> tuple[str, ...]:
     """The names of the built-in models."""
     return tuple(REGISTRY)
+
+
+def imported(name: str) -> Any:
+    """What ``package.module:callable`` names in code of one's own; a ``ValueError`` if that cannot be imported."""
+    module, _, called = name.partition(":")
+    try:
+        return resolve_name(name)
+    except (ImportError, AttributeError, ValueError) as error:
+        dotted = ".".join(Path(module.removesuffix(".py")).parts)
+        way_out = f"write {dotted}:{called}" if dotted != module else "start noisette where it can be imported"
+        raise ValueError(f"no model {name!r}: {error}; {way_out}") from error
+
+
+def check(name: str) -> None:
+    """Check that a model has this name, and import one's own, or raise a ``ValueError``."""
+    if ":" in name:
+        imported(name)
+    elif name not in REGISTRY and not Path(name).is_dir():
+        own = "give your own as package.module:callable or a folder of Hugging Face"
+        raise ValueError(f"no model {name!r}; there are {', '.join(REGISTRY)}, or {own}")
 
 
 def __getattr__(name: str) -> Any:
