@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-_FEW = 5
+_FEW, _WIDTH = 5, 80
 
 
 class PrivacyError(RuntimeError):
@@ -38,6 +38,16 @@ def raised_by(error: BaseException) -> str:
     inside = traceback.extract_tb(error.__traceback__)[1:2]
     where = "".join(f"{Path(line.filename).name}, line {line.lineno}: " for line in inside)
     return f"{where}{type(error).__name__}: {error}"
+
+
+def brief(value: object) -> str:
+    """A value as code, in one line that does not fill the screen.
+
+    >>> brief("a" * 100 + " b")
+    "'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa..."
+    """
+    shown = " ".join(repr(value).split())
+    return shown if len(shown) <= _WIDTH else f"{shown[: _WIDTH - 3]}..."
 
 
 # Argument checks. Pass the argument by its name, and the message will contain it: ``positive(lr=lr)``.
@@ -157,7 +167,7 @@ def offers(method: str, such_as: str, **arguments: object) -> None:
     """Each argument that is given is an object with this method, or a ``TypeError`` names it and one to give."""
     for name, value in arguments.items():
         if value is not None and (isinstance(value, type) or not hasattr(value, method)):
-            raise TypeError(f"expected {name} as an object such as {such_as}, got {name}={value!r}")
+            raise TypeError(f"expected {name} as an object such as {such_as}, got {name}={brief(value)}")
 
 
 def has_rows(tensors: Sequence[Any]) -> None:

@@ -31,7 +31,10 @@ COMMANDS = {
     "train --data rows.csv --columns wrong.toml --lr -1": (
         *("name is given on the command line", "mean 'size'", "columns: 2 problems", "low < high", "'b'", "lr=-1"),
     ),
-    "train --data rows.csv --columns broken.toml --batch-norm public": ("broken.toml", "public examples; name their set"),
+    "train --data rows.csv --columns broken.toml --batch-norm public": (
+        "broken.toml",
+        "public examples; name their set",
+    ),
     f"{OWN} bad.csv --class-weights no=1,ja=2 --delta 0.5": ("'ja' is no class", "delta=0.5"),
     f"{OWN} bad.csv --epsilon 0 --batch-size 0": ("epsilon=0", "batch_size=0"),
     f"{OWN} bad.csv --test bad.csv": ("bad.csv", "in row 3"),
@@ -74,6 +77,10 @@ COMMANDS = {
     "schema nothere.csv --number age=x": ("nothere.csv", "'x'"),
     "predict nowhere nothere.csv --out file": ("nowhere is not", "nothere.csv", "file exists"),
     "search plain.toml --epsilon 0": ("--over", "--score-on", "epsilon=0"),
+    "ledger charge file --zcdp a --times q": ("'a'", "'q'"),
+    "ledger price nowhere --delta 2 --accountant foo --group-size 0": ("delta=2", "'foo'", "group_size=0", "no ledger"),
+    "audit nowhere --steps 0 --pairs -1 --out file": ("no nowhere", "steps=0", "pairs=-1", "file is not a folder"),
+    "doctor ./nets.py:net --examples 0 --data digitz": ("write nets:net", "examples=0", "'digitz'"),
     "plan --delta 0.5": ("--size and --epsilon must be given",),
 }
 
@@ -116,6 +123,18 @@ ESTIMATORS = {
         lambda: PrivateRegressor(size=20, bounds=(1, -1), target_bounds=(1, 0), epochs=0).fit(ROWS, ROWS[:, 0]),
         *("expected bounds", "expected target_bounds", "epochs=0"),
     ),
+    "texts in the place of numbers": (
+        lambda: PrivateClassifier(**KNOWN | {"bounds": "0,1"}, hidden_layer_sizes="32").fit(ROWS, LABELS),
+        *("one for each feature, got '0,1'", "hidden_layer_sizes[0]='32'"),
+    ),
+    "tables in the place of a schema, and one text for all classes": (
+        lambda: PrivateClassifier(size=20, classes="a,b", columns={"age": (0, 1)}).fit({"age": ROWS[:, 0]}, LABELS),
+        *("Columns.of(tables)", "columns={'age': (0, 1)}", "classes='a,b'"),
+    ),
+    "a model in the place of its bound": (
+        lambda: privatize(torch.nn.Linear(2, 2), None, None, expected_batch_size=1),
+        *("PerExampleClip(model, max_grad_norm=1.0)", "got bound=Linear("),
+    ),
     "privatize": (
         lambda: attach(torch.nn.BatchNorm1d(2), epsilon=-1, steps=1),
         *("epsilon=-1", "BatchNorm1d", "delta"),
@@ -132,6 +151,6 @@ def attach(model, **given):
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_all_mistakes_of_a_call_are_named(name):
     call, *said = ESTIMATORS[name]
-    with pytest.raises((ValueError, PrivacyError)) as refused:
+    with pytest.raises((TypeError, ValueError, PrivacyError)) as refused:
         call()
     assert [words for words in said if words not in str(refused.value)] == []

@@ -15,7 +15,8 @@ from noisette import errors as checks
 from noisette.accounting import atomic_files
 from noisette.cli.options import INTERRUPTED, DataDir, RunModel, flag, option, plain_errors
 from noisette.training import keep_freed_memory
-from noisette.training.run_folder import in_words, sealed_facts, signature_in_words, unfinished_runs
+from noisette.training.recipe import Recipe, check_data, load_data
+from noisette.training.run_folder import check_folder, in_words, sealed_facts, signature_in_words, unfinished_runs
 
 if TYPE_CHECKING:
     from noisette.audit.audited_run import AuditedRun
@@ -42,10 +43,15 @@ def audit(
     Exit code 0 if nothing was found, 1 if a guarantee is refuted or the mechanism is not the documented one, 2 for
     invalid input.
     """
-    checks.all_of(lambda: checks.count(steps=steps), lambda: checks.whole(pairs=pairs))
-    if not place.exists():
-        unfinished = [in_words(folder) for folder in unfinished_runs(place)]
-        raise ValueError("\n".join([f"there is no {place}; give the folder of a run, or a recipe", *unfinished]))
+    mistakes, folder = checks.Mistakes(), out or Path("audits", place.resolve().name.removesuffix(".toml"))
+    for check in (
+        lambda: checks.count(steps=steps),
+        lambda: checks.whole(pairs=pairs),
+        lambda: check_folder(folder),
+        lambda: _check_place(place, model),
+    ):
+        mistakes.check(check)
+    mistakes.refuse()
     keep_freed_memory()
     try:
         run = _audited(place, data_dir, model)
@@ -53,13 +59,24 @@ def audit(
     except KeyboardInterrupt:
         typer.echo("Stopped. Nothing was written.", err=True)
         raise typer.Exit(INTERRUPTED) from None
-    folder = out or Path("audits", place.resolve().name.removesuffix(".toml"))
     folder.mkdir(parents=True, exist_ok=True)
     facts = {"guarantee": run.facts(), **{name: one.facts() for name, one in made.items()}}
     atomic_files.write(folder / "audit.json", (json.dumps(facts, indent=2) + "\n").encode(), mode=0o666)
     _print(made, remarks, folder)
     if any(audit.findings for audit in made.values()):
         raise typer.Exit(1)
+
+
+def _check_place(place: Path, model: str | None) -> None:
+    if place.is_dir():
+        sealed_facts(place)
+    elif not place.exists():
+        unfinished = [in_words(begun) for begun in unfinished_runs(place)]
+        raise ValueError("\n".join([f"there is no {place}; give the folder of a run, or a recipe", *unfinished]))
+    elif model is not None:
+        raise ValueError("a recipe names its model itself; --model is for the folder of a run")
+    else:
+        check_data(Recipe.read(place))
 
 
 def _audits(run: AuditedRun, steps: int, pairs: int, whole_run: bool) -> tuple[dict[str, Any], list[str]]:
@@ -89,13 +106,10 @@ def _audits(run: AuditedRun, steps: int, pairs: int, whole_run: bool) -> tuple[d
 
 def _audited(place: Path, data_dir: Path | None, model: str | None) -> AuditedRun:
     from noisette.audit.audited_run import AuditedRun
-    from noisette.training.recipe import Recipe, load_data
 
     if place.is_dir():
         typer.echo(f"signature: {signature_in_words(sealed_facts(place))}", err=True)
         return AuditedRun.of_run(place, model)
-    if model is not None:
-        raise ValueError("a recipe names its model itself; --model is for the folder of a run")
     recipe = Recipe.read(place)
     return AuditedRun.of_recipe(recipe, load_data(recipe, data_dir))
 

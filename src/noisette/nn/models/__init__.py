@@ -61,8 +61,9 @@ def imported(name: str) -> Any:
     try:
         return resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
-        dotted = ".".join(Path(module.removesuffix(".py")).parts)
-        way_out = f"write {dotted}:{called}" if dotted != module else "start noisette where it can be imported"
+        stem = Path(module.removesuffix(".py")).name
+        of_file = f"write {stem}:{called}, and start noisette in the folder of {stem}.py"
+        way_out = "name what Python can import from here" if stem == module else of_file
         raise ValueError(f"no model {name!r}: {error}; {way_out}") from error
 
 
