@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-_FEW, _WIDTH = 5, 80
+_FEW = 5
 
 
 class PrivacyError(RuntimeError):
@@ -41,13 +41,9 @@ def raised_by(error: BaseException) -> str:
 
 
 def brief(value: object) -> str:
-    """A value as code, in one line that does not fill the screen.
-
-    >>> brief("a" * 100 + " b")
-    "'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa..."
-    """
+    """A value as code, in one line of at most 80 characters."""
     shown = " ".join(repr(value).split())
-    return shown if len(shown) <= _WIDTH else f"{shown[: _WIDTH - 3]}..."
+    return shown if len(shown) <= 80 else f"{shown[:77]}..."
 
 
 # Argument checks. Pass the argument by its name, and the message will contain it: ``positive(lr=lr)``.

@@ -368,6 +368,7 @@ class Watch:
         if self._asked or not self._stepping:
             raise error
         self._asked = error
+        self._progress.update(self._task, status="stopping after this step, which may wait for its compilation")
 
     def __enter__(self) -> Self:
         self._progress.start()

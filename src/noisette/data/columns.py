@@ -77,8 +77,13 @@ class DeclarationError(ValueError):
 
 
 def close_name(name: str, names: Iterable[str]) -> str:
-    """The name among these that may have been meant, or ""."""
-    return next(iter(get_close_matches(name, list(names), n=1)), "")
+    """The name among these that may have been meant, or "".
+
+    >>> close_name("Lable", ["age", "label"]), close_name("triage", ["age", "label"])
+    ('label', '')
+    """
+    known = {other.casefold(): other for other in names}
+    return next((known[close] for close in get_close_matches(name.casefold(), known, 1, 0.75)), "")
 
 
 def unknown_key(key: str, known: Iterable[str]) -> str:
@@ -188,7 +193,7 @@ class Number:
         return [name, f"{name} is missing"] if self.missing == INDICATOR else [name]
 
     def encode(self, values: Sequence[Any]) -> tuple[np.ndarray, _Refused]:
-        problem = "not a finite number (without % or $; for texts, declare categories)"
+        problem = "not a finite number (1.234,5 needs decimal and thousands, a text categories; no % or $)"
         return self.encode_numbers(numbers(values), missing(values, self.missing_words), problem)
 
     def encode_numbers(self, found: np.ndarray, absent: np.ndarray, problem: str) -> tuple[np.ndarray, _Refused]:

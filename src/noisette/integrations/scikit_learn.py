@@ -216,7 +216,7 @@ class PrivateEstimator(BaseEstimator):
         """The units of hidden layers, after the check of all numbers."""
         given: Any = self.hidden_layer_sizes
         is_one, batch_size = isinstance(given, str) or not isinstance(given, Iterable), plain(self.batch_size)
-        hidden = tuple(map(plain, (given,) if is_one else given))
+        hidden: tuple[Any, ...] = tuple(map(plain, (given,) if is_one else given))
         checks.all_of(
             lambda: checks.positive(epsilon=self.epsilon),
             lambda: check_ranges(size=plain(self.size), delta=self.delta, epochs=self.epochs, batch_size=batch_size),
@@ -472,7 +472,7 @@ def _declared_labels(labels: Sequence[Any] | int) -> np.ndarray:
 def _codes(labels: np.ndarray, y: np.ndarray) -> Tensor:
     if len(unknown := np.flatnonzero(~np.isin(y, labels))):
         raise ValueError(
-            f"y holds labels that are not among the {len(labels)} declared classes, such as that at index {unknown[0]} "
+            f"y holds labels that are not among the {len(labels)} declared classes, such as that of row {unknown[0]} "
             "(from 0); declare every label that is possible"
         )
     return torch.as_tensor(np.searchsorted(labels, y), dtype=torch.int64)
