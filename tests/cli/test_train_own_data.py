@@ -257,7 +257,7 @@ def test_a_few_rows_are_warned_of_and_predictions_of_a_baseline_say_what_they_ar
 def test_wrong_rows_are_named_without_their_values(people, schema):
     with people.open("a", encoding="utf-8") as stream:
         stream.write("SECRET;old;cook;maybe;1\n")
-    of_age = f"a text categories; no % or $) in row {ROWS + 2}"
+    of_age = f"column 'age': not a finite number (without % or $) in row {ROWS + 2}"
     of_class = f"column 'paid': none of the declared classes in row {ROWS + 2}"
     shown = refusal(run("train", "--data", people, "--columns", schema, *QUICK), of_age, of_class).output
     assert ("SECRET" in shown, "maybe" in shown) == (False, False)

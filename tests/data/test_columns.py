@@ -42,7 +42,7 @@ def test_missing_numbers_and_texts_are_refused_without_a_rule() -> None:
     assert "column 'x': a value is missing in row 2; declare what it counts as" in refusal(AGE, ["1", ""])
     message = refusal(AGE | {"missing": 20}, ["1", "CANARY", ""])
     assert (
-        "column 'x': not a finite number (1.234,5 needs decimal and thousands, a text categories; no % or $) in row 2"
+        "column 'x': not a finite number (without % or $) in row 2; declare decimal and thousands for 1.234,5"
         in message
     )
 
@@ -112,7 +112,7 @@ def test_one_row_never_changes_the_inputs_of_another() -> None:
     ("column", "says"),
     [
         ({"kind": "text"}, "expected kind to be one of number, date, category, hashed, ignored, got 'text'"),
-        ({"kind": "number", "lowest": 0}, "unknown key lowest: did you mean 'low'?"),
+        ({"kind": "number", "lowest": 0}, "unknown key lowest: known here: low, high"),
         ({"kind": "category"}, "declare categories"),
         ({"kind": "number", "low": 0}, "declare both low and high"),
         ({"kind": "number", "low": 1, "high": 1}, "expected low < high"),

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 REFUSE: Final = "refuse"
 INDICATOR, OWN_CATEGORY = "indicator", "own category"
 MISSING = ("", "?", "-", "--", ".", "na", "n/a", "#n/a", "nan", "null", "none", "<na>")  # compared in lower case
-MISSING_VALUE = "a value is missing"
+MISSING_VALUE, NO_NUMBER = "a value is missing", "not a finite number (without % or $)"
 # Values: texts of a file, or the values of a frame. pandas is imported where it is used, as most commands read none.
 
 
@@ -193,8 +193,7 @@ class Number:
         return [name, f"{name} is missing"] if self.missing == INDICATOR else [name]
 
     def encode(self, values: Sequence[Any]) -> tuple[np.ndarray, _Refused]:
-        problem = "not a finite number (1.234,5 needs decimal and thousands, a text categories; no % or $)"
-        return self.encode_numbers(numbers(values), missing(values, self.missing_words), problem)
+        return self.encode_numbers(numbers(values), missing(values, self.missing_words), NO_NUMBER)
 
     def encode_numbers(self, found: np.ndarray, absent: np.ndarray, problem: str) -> tuple[np.ndarray, _Refused]:
         """The same of numbers, of which some are missing; ``problem`` says of the others what is no number."""
@@ -333,6 +332,7 @@ KINDS: Mapping[str, type[Column]] = {kind.__name__.lower(): kind for kind in (Nu
 _WAYS_OUT = {
     MISSING_VALUE: "; declare what it counts as, fill it in, or leave the row out",
     "none of its declared categories": "; declare them, or what others count as",
+    NO_NUMBER: "; declare decimal and thousands for 1.234,5, missing_words for n.k., categories for texts",
 }
 
 

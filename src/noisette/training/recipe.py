@@ -342,8 +342,8 @@ class Settings:
             return
         privacy, plain, norm = self.privacy, PrivacySection(), self.model.batch_norm
         names = ("max_grad_norm", "clipping", "engine")
-        if given := {name for name in names if getattr(privacy, name) != getattr(plain, name)}:
-            yield given, f"lipschitz layers bound gradients, nothing is clipped; leave out {', '.join(sorted(given))}"
+        if given := [name for name in names if getattr(privacy, name) != getattr(plain, name)]:
+            yield set(given), f"lipschitz layers bound gradients, nothing is clipped; leave out {', '.join(given)}"
         if norm is not None:
             yield {"batch_norm"}, f"batch_norm = {norm!r} has no Lipschitz bound; leave it out, or the table lipschitz"
         if self.augmentation != AugmentationSection():
