@@ -127,9 +127,9 @@ ESTIMATORS = {
         lambda: PrivateClassifier(**KNOWN | {"bounds": "0,1"}, hidden_layer_sizes="32").fit(ROWS, LABELS),
         *("one for each feature, got '0,1'", "hidden_layer_sizes[0]='32'"),
     ),
-    "tables in the place of a schema, and one text for all classes": (
+    "bounds in the place of tables, and one text for all classes": (
         lambda: PrivateClassifier(size=20, classes="a,b", columns={"age": (0, 1)}).fit({"age": ROWS[:, 0]}, LABELS),
-        *("Columns.of(tables)", "columns={'age': (0, 1)}", "classes='a,b'"),
+        *("'age' is no table", "classes='a,b'"),
     ),
     "a model in the place of its bound": (
         lambda: privatize(torch.nn.Linear(2, 2), None, None, expected_batch_size=1),

@@ -3,7 +3,7 @@
 import json
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -99,26 +99,25 @@ def charge(
 
     Example: noisette ledger charge run --zcdp 0.1 --tool "census tables"
     """
-    noises = {Laplace: laplace, DiscreteGaussian: discrete_gaussian, Gaussian: gaussian}
-    stated = {"zcdp": zcdp, "epsilon": epsilon, "laplace": laplace, "discrete_gaussian": discrete_gaussian}
-    mistakes, neighbouring = checks.Mistakes(), per or Neighbouring.ADD_OR_REMOVE_ONE
-    mistakes.check(partial(checks.exactly_one, **stated, gaussian=gaussian))
-    mistakes.check(partial(checks.count, times=times))
+    amounts: dict[str, tuple[Callable[..., Event], float | None]] = {
+        "zcdp": (partial(ZcdpAmount, tool=tool), zcdp),
+        "epsilon": (partial(DpAmount, delta=delta, tool=tool), epsilon),
+        "laplace": (Laplace, laplace),
+        "discrete_gaussian": (DiscreteGaussian, discrete_gaussian),
+        "gaussian": (Gaussian, gaussian),
+    }
+    relation = per or Neighbouring.ADD_OR_REMOVE_ONE
+    *events, _, _ = checks.all_of(
+        *(partial(make, amount, neighbouring=relation) for make, amount in amounts.values() if amount is not None),
+        partial(checks.exactly_one, **{name: amount for name, (_, amount) in amounts.items()}),
+        partial(checks.count, times=times),
+    )
+    [event] = events
     if delta and epsilon is None:
-        mistakes.add(f"delta={delta} belongs to an epsilon; give both, or leave delta out")
+        raise ValueError(f"delta={delta} belongs to an epsilon; give both, or leave delta out")
     if tool and epsilon is None and zcdp is None:
-        mistakes.add(f"tool={tool!r} belongs to an amount that a tool states: give zcdp or epsilon")
-    event: Event | None = None
-    if zcdp is not None:
-        event = mistakes.check(lambda: ZcdpAmount(zcdp, tool, neighbouring=neighbouring))
-    if epsilon is not None:
-        event = mistakes.check(lambda: DpAmount(epsilon, delta, tool, neighbouring=neighbouring))
-    for make, noise in noises.items():
-        if noise is not None:
-            event = mistakes.check(partial(make, noise, neighbouring=neighbouring))
-    path = mistakes.check(partial(ledger_at, place)) or place
-    mistakes.refuse()
-    assert event is not None, "exactly one is given"
+        raise ValueError(f"tool={tool!r} belongs to an amount that a tool states: give zcdp or epsilon")
+    path = ledger_at(place)
     begun = Ledger.read(path) if path.is_file() else Ledger()
     name = begun.dataset if begun.entries else dataset
     if name is None:
@@ -193,19 +192,16 @@ def price(
 
     Example: noisette ledger price run
     """
-    several = {"group_size": group_size} if records_per_user is None else {"records_per_user": records_per_user}
-    mistakes = checks.Mistakes()
-    for check in (
+    together = {"group_size": group_size} if records_per_user is None else {"records_per_user": records_per_user}
+    *_, (path, read, signature) = checks.all_of(
         partial(check_ranges, delta=delta),
         partial(options.check_accountant, accountant),
-        partial(checks.count, **several),
-        partial(options.at_most, 100_000, **several),
-    ):
-        mistakes.check(check)
+        partial(checks.count, **together),
+        partial(options.at_most, 100_000, **together),
+        partial(_read, place),
+    )
     if records_per_user is not None and group_size != 1:
-        mistakes.add("give group_size or records_per_user, not both")
-    path, read, signature = mistakes.check(partial(_read, place)) or (place, Ledger(), {})
-    mistakes.refuse()
+        raise ValueError("give group_size or records_per_user, not both")
     delta = _delta_of_run(path) if delta is None else delta
     events, left, declarations = read.events, delta - NOISE_TAIL, len(read.declarations)
     neighbouring = Neighbouring.ADD_OR_REMOVE_USER

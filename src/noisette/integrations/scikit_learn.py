@@ -158,7 +158,7 @@ class PrivateEstimator(BaseEstimator):
     delta: float | None = None
     size: int | None = None
     bounds: Pair | Mapping[str, Pair] | None = None
-    columns: Columns | Path | str | None = None
+    columns: Columns | Mapping[str, Any] | Path | str | None = None
     hidden_layer_sizes: Sequence[int] | int = ()
     n_knots: int | None = None
     epochs: float | None = None
@@ -302,13 +302,12 @@ class PrivateEstimator(BaseEstimator):
         elif self.bounds is not None:
             raise ValueError("declare bounds or columns, whose numbers have bounds of their own, not both")
         else:
-            if not isinstance(self.columns, Columns | Path | str):
-                ways = "noisette.data.columns.Columns.of(tables), or the path of a file that noisette schema writes"
-                raise ValueError(f"expected columns as {ways}, got columns={checks.brief(self.columns)}")
-            self.columns_ = self.columns if isinstance(self.columns, Columns) else Columns.read(self.columns)
+            given = self.columns
+            found = Columns.of(given) if isinstance(given, Mapping) else given
+            self.columns_ = found if isinstance(found, Columns) else Columns.read(found)
             kinds = self.columns_.declared
-            found = [name for name, kind in kinds.items() if isinstance(kind, Number) and kind.low is None]
-            refuse("columns", [f"{name!r}: declare low and high, by which its values are scaled" for name in found])
+            open_ = [name for name, kind in kinds.items() if isinstance(kind, Number) and kind.low is None]
+            refuse("columns", [f"{name!r}: declare low and high, by which its values are scaled" for name in open_])
             low = [-1.0 if isinstance(kinds.get(name), Number | Date) else 0.0 for name in self.columns_.inputs]
             self.bounds_ = np.array([low, np.ones(len(low))])
 
@@ -371,7 +370,8 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
         bounds: (low, high), each a number or one number for each feature, or a mapping from the names of a frame's
             columns to (low, high). Values outside count as the nearer bound.
         columns: instead of ``bounds``, for a frame: the kind, bounds, categories and rule for missing values of each
-            column, as :class:`noisette.data.columns.Columns` or the path of its TOML file. Other columns are not read.
+            column, as :class:`noisette.data.columns.Columns`, its tables, or the path of its TOML file. Other columns
+            are not read.
         classes: all labels that are possible, or their number for labels from 0 on.
         class_weight: what the loss of a row counts, by its label; 1 for other labels. Declared numbers, such as
             ``{"ill": 5}``: "balanced" would count the labels. The largest counts as 1.

@@ -57,11 +57,14 @@ def names() -> tuple[str, ...]:
 
 def imported(name: str) -> Any:
     """What ``package.module:callable`` names in code of one's own; a ``ValueError`` if that cannot be imported."""
-    module, _, called = name.partition(":")
+    if ":" not in name:
+        own = "give your own as package.module:callable or a folder of Hugging Face"
+        raise ValueError(f"no model {name!r}; there are {', '.join(REGISTRY)}, or {own}")
     try:
         return resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
-        stem = Path(module.removesuffix(".py")).name
+        module, _, called = name.partition(":")
+        stem = Path(module).name.removesuffix(".py")
         of_file = f"write {stem}:{called}, and start noisette in the folder of {stem}.py"
         way_out = "name what Python can import from here" if stem == module else of_file
         raise ValueError(f"no model {name!r}: {error}; {way_out}") from error
@@ -69,11 +72,8 @@ def imported(name: str) -> Any:
 
 def check(name: str) -> None:
     """Check that a model has this name, and import one's own, or raise a ``ValueError``."""
-    if ":" in name:
+    if name not in REGISTRY and not Path(name).is_dir():
         imported(name)
-    elif name not in REGISTRY and not Path(name).is_dir():
-        own = "give your own as package.module:callable or a folder of Hugging Face"
-        raise ValueError(f"no model {name!r}; there are {', '.join(REGISTRY)}, or {own}")
 
 
 def __getattr__(name: str) -> Any:

@@ -18,7 +18,7 @@ from noisette.data.words import from_folder, tokenizer_of
 from noisette.errors import raised_by
 from noisette.nn.batch_norm import in_evaluation
 from noisette.nn.features import MirrorAverage
-from noisette.nn.models import REGISTRY, check, imported
+from noisette.nn.models import REGISTRY, imported
 from noisette.nn.models.backbones import folder_of
 from noisette.nn.models.networks import FixedFeatures, Shape, mean_of_used, need_images, numbers_of
 
@@ -175,7 +175,6 @@ def _made(name: str, shape: Shape, classes: int, words: int) -> nn.Module:
     if name not in REGISTRY and Path(name).is_dir():
         raise ValueError(f"the folder {name} holds no config.json: it is no model that save_pretrained has written")
     if name not in REGISTRY:
-        check(name)
         factory = imported(name)
         try:
             return factory(shape, classes, words) if words else factory(shape, classes)
