@@ -68,14 +68,20 @@ def search(
     """
     from noisette.training.search_space import SearchSpace, check_recipe
 
-    mistakes = checks.Mistakes()
+    mistakes, of_held_out = checks.Mistakes(), {"--holdout": holdout, "--score-noise": score_noise}
+    if not isinstance(runs, int | float) or not 1 <= runs <= 100_000:
+        mistakes.add(f"expected --runs from 1 to 100,000 on average, got {runs}")
+    if shape is not None and (not isinstance(shape, int | float) or not shape >= 0):
+        mistakes.add(f"expected --shape of at least 0, or inf, got {shape}")
+    if score_on not in _SCORES:
+        mistakes.add(f"expected --score-on to be one of {', '.join(_SCORES)}, got {score_on!r}")
+    if score_on == "public-set" and (idle := [name for name, value in of_held_out.items() if value is not None]):
+        mistakes.add(f"{' and '.join(idle)} can go with --score-on held-out alone; leave out, or change it")
     begun, wrong = Settings.in_file(recipe, {}, mistakes)
     settings = mistakes.check(lambda: Recipe(**vars(begun))) or Recipe()
     place = out or Path("runs", Path(begun.data.name).resolve().name.partition(".")[0] + "-search")
     for check in (
         lambda: check_ranges(epsilon=epsilon, delta=delta),
-        lambda: _check_number(runs, shape),
-        lambda: _check_score(score_on, holdout, score_noise),
         lambda: holdout is None or checks.open_fraction(holdout=holdout),
         lambda: score_noise is None or checks.positive(score_noise=score_noise),
         lambda: check_recipe(settings, public=score_on == "public-set"),
@@ -84,10 +90,9 @@ def search(
     ):
         mistakes.check(check)
     folder = mistakes.check(lambda: RunFolder(place))
-    space = mistakes.check(lambda: SearchSpace.read(over or [], settings))
+    space = mistakes.check(lambda: SearchSpace.read(over or [], settings)) or SearchSpace({})
     mistakes.refuse()
     assert folder, "checked above"
-    assert space, "checked above"
     data, public, privacy = load_data(settings, data_dir), load_public(settings, data_dir), settings.privacy
     budget = replace(privacy, epsilon=epsilon or privacy.epsilon, delta=delta or privacy.delta)
     settings = replace(settings, privacy=budget)
@@ -110,21 +115,6 @@ def search(
         return facts, place
 
     report(work, as_json)
-
-
-def _check_number(runs: float, shape: float | None) -> None:
-    if not isinstance(runs, int | float) or not 1 <= runs <= 100_000:
-        raise ValueError(f"expected --runs from 1 to 100,000 on average, got {runs}")
-    if shape is not None and (not isinstance(shape, int | float) or not shape >= 0):
-        raise ValueError(f"expected --shape of at least 0, or inf, got {shape}")
-
-
-def _check_score(score_on: str | None, holdout: float | None, score_noise: float | None) -> None:
-    if score_on not in _SCORES:
-        raise ValueError(f"expected --score-on to be one of {', '.join(_SCORES)}, got {score_on!r}")
-    given = {"--holdout": holdout, "--score-noise": score_noise}
-    if score_on == "public-set" and (idle := [name for name, value in given.items() if value is not None]):
-        raise ValueError(f"{' and '.join(idle)} can go with --score-on held-out alone; leave out, or change it")
 
 
 def _make(search: Search, folder: RunFolder) -> Facts:

@@ -76,21 +76,22 @@ class DeclarationError(ValueError):
         self.problems, self.wrong = problems, frozenset(wrong)  # these fields
 
 
-def close_name(name: str, names: Iterable[str]) -> str:
-    """The name among these that may have been meant, or "".
+def meant(name: str, names: Iterable[str], otherwise: str = "") -> str:
+    """A question after the nearest of these names, or what is said where none is near.
 
-    >>> close_name("Lable", ["age", "label"]), close_name("triage", ["age", "label"])
-    ('label', '')
+    >>> meant("Lable", ["age", "label"]), meant("triage", ["age", "label"], "it has 'age', 'label'")
+    ("did you mean 'label'?", "it has 'age', 'label'")
     """
     known = {other.casefold(): other for other in names}
-    return next((known[close] for close in get_close_matches(name.casefold(), known, 1, 0.75)), "")
+    close = get_close_matches(name.casefold(), known, n=1, cutoff=0.75)
+    return f"did you mean {known[close[0]]!r}?" if close else otherwise
 
 
 def unknown_key(key: str, known: Iterable[str]) -> str:
     """A message that names the nearest known key, or all of them."""
-    close = close_name(key, known := list(known))
-    hint = f"did you mean {close!r}?" if close else f"known here: {', '.join(known) or 'no other'}"
-    return f"unknown key {key}: {hint}"
+    known = list(known)
+    all_of_them = f"known here: {', '.join(known) or 'no other'}"
+    return f"unknown key {key}: {meant(key, known, all_of_them)}"
 
 
 Declared = TypeVar("Declared")
@@ -420,9 +421,8 @@ class Columns:
 
     def absent(self, rows: Any) -> list[str]:
         """A message for each declared column that the rows lack."""
-        closest = {name: close_name(name, map(str, rows)) for name in self.names if name not in rows}
-        hints = {name: f"; did you mean {close!r}?" if close else "" for name, close in closest.items()}
-        return [f"there is no column {name!r}{hint}" for name, hint in hints.items()]
+        absent = [name for name in self.names if name not in rows]
+        return [f"there is no column {name!r}; {meant(name, map(str, rows), 'add it')}" for name in absent]
 
     def encoded(self, rows: Any, numbers: Sequence[int] | None = None) -> tuple[np.ndarray, list[str]]:
         """The inputs, and a message for each column and problem, with the numbers of rows; then do not use inputs."""

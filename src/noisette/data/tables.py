@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from noisette.data.columns import Columns, Declaration, Number, close_name, codes, missing, numbers, text_of
+from noisette.data.columns import Columns, Declaration, Number, codes, meant, missing, numbers, text_of
 from noisette.data.dataset import DataError, DataSet, Split, in_rows, refuse
 from noisette.errors import Mistakes
 
@@ -220,9 +220,9 @@ def read_set(path: Path, declaration: Declaration) -> DataSet:
 
 
 def check_columns(path: Path, declaration: Declaration) -> tuple[int, int]:
-    """The declared number of classes (1 for regression) and size; without reading a row it is checked what they lack.
+    """The declared number of classes (1 for regression) and size.
 
-    A ``DataError`` lists what is undeclared, or the columns that a table at this path or its test table lacks.
+    A ``DataError`` lists what is undeclared, and columns that a table or its test table lack; no row is read.
     """
     facts = declaration.public_facts(path.name)
     found = header(path, declaration.encoding)
@@ -236,9 +236,8 @@ def _absent_columns(found: Sequence[str], declaration: Declaration) -> Iterator[
     for fact in ("label", "users", "text"):
         name = getattr(declaration, fact)
         if name is not None and name not in found:
-            close = close_name(name, found)
-            hint = f"did you mean {close!r}?" if close else f"it has {', '.join(map(repr, found))}"
-            yield f"{fact}: there is no column {name!r}; {hint}"
+            all_of_them = f"it has {', '.join(map(repr, found))}"
+            yield f"{fact}: there is no column {name!r}; {meant(name, found, all_of_them)}"
     if (columns := declaration.columns) is not None:
         undeclared = [name for name in found if name not in (declaration.label, declaration.users, *columns.declared)]
         way_out = 'declare it, or as kind = "ignored"'

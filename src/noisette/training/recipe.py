@@ -85,7 +85,6 @@ def _one_of(table: Mapping[str, Any]) -> pydantic.AfterValidator:
     return _checked(check)
 
 
-_Contradiction = tuple[set[str], str]
 _Count = Annotated[int, _named(checks.count)]
 _Whole = Annotated[int, _named(checks.whole)]
 _Positive = Annotated[float, _named(checks.positive)]
@@ -301,11 +300,11 @@ class Settings:
             raise ValueError(f"{needed}; {checks.first_few(wrong)}")
         return [weights[name] for name in order]
 
-    def contradictions(self) -> Iterator[_Contradiction]:
+    def contradictions(self) -> Iterator[tuple[set[str], str]]:
         """A message for each contradiction, after the names of settings of which another value might end it."""
         return chain(self._of_models(), self._of_lipschitz(), self._of_training(), self._of_data())
 
-    def _of_models(self) -> Iterator[_Contradiction]:
+    def _of_models(self) -> Iterator[tuple[set[str], str]]:
         model, public, projection = self.model, self.public, self.projection
         if model.whitened and model.standardised:
             yield {"whitened"}, "whitened features have mean 0 already; leave out standardised, or whitened"
@@ -335,7 +334,7 @@ class Settings:
             if public.examples < 2:
                 yield {"examples"}, f"expected examples >= 2, got examples={public.examples}: fewer have no variance"
 
-    def _of_lipschitz(self) -> Iterator[_Contradiction]:
+    def _of_lipschitz(self) -> Iterator[tuple[set[str], str]]:
         if not self.lipschitz.used:
             if self.lipschitz.logit_clip:
                 yield {"tau"}, "give lipschitz.tau, by which the loss is scaled, or leave out the table lipschitz"
@@ -351,7 +350,7 @@ class Settings:
         if self.data.target is not None or self.training.class_weights:
             yield {"target"}, "the loss of lipschitz is for classes of one weight; leave out target and class_weights"
 
-    def _of_training(self) -> Iterator[_Contradiction]:
+    def _of_training(self) -> Iterator[tuple[set[str], str]]:
         training, data, optimizer = self.training, self.data, self.training.optimizer
         if optimizer != "sgd" and training.lr is None:
             yield {"lr"}, f'the rule for learning rates is for SGD; with optimizer = "{optimizer}" give lr'
@@ -370,7 +369,7 @@ class Settings:
         if training.class_weights and data.target is not None:
             yield {"target"}, "class_weights are for classes, not for a number to predict; leave them out, or target"
 
-    def _of_data(self) -> Iterator[_Contradiction]:
+    def _of_data(self) -> Iterator[tuple[set[str], str]]:
         data, batches = self.data, self.training.batches
         if data.image_size is None and data.grey:
             yield {"image_size"}, "grey is the colour of images that are brought to a size; give image_size"
@@ -444,9 +443,7 @@ def _recipe_in(path: Path) -> dict[str, Any]:
     if is_schema or (isinstance(own, dict) and isinstance(own.get("columns"), str)):
         what = "is a schema, not a recipe" if is_schema else "names a schema as columns"
         place = "under [data], and those of a column under [data.columns.NAME]"
-        raise ValueError(
-            f"{path} {what}: noisette train takes a schema as --columns; in a recipe its lines are {place}"
-        )
+        raise ValueError(f"{path} {what}: noisette train takes a schema as --columns; in a recipe it goes {place}")
     return tables
 
 
@@ -548,10 +545,7 @@ def _suited(data: DataSection, model: str, epsilon: float) -> tuple[PrivacySecti
 
 
 def check_data(recipe: Settings, unknown: Set[str] = frozenset()) -> None:
-    """Check what can be checked of a recipe's records without reading one; raises what :func:`load_data` raises.
-
-    Nothing is said of columns where a setting of the table ``data`` is ``unknown``.
-    """
+    """Check without a record that data are there, and have the columns unless a setting of the data is ``unknown``."""
     for name in (recipe.data.name, recipe.public.data or recipe.data.name):
         if name not in data_sets.names() and not Path(name).exists():
             data_sets.load(name)

@@ -108,13 +108,16 @@ def documents_of_curve(runs: Sequence[Facts], baseline: Facts | None) -> dict[st
         if line:
             title, most = f"{mark}Test {what} against ε", 1.0 if what in ("accuracy", "AUC") else None
             panels.append(Panel(title, "ε", f"test {what}", "private", line, None, most, level, by_factors=True))
-    named = {f"epsilon {upward(run.epsilon)}": of for run, of in zip(runs, measured, strict=True)}
-    named |= {"without privacy": plain, "best constant": _of_constant(first)}
     rows = [
-        (name, ", ".join(f"{what} {value:.4g}" for what, value in of.items() if value is not None))
-        for name, of in named.items()
-        if of
+        (
+            f"epsilon {upward(run.epsilon)}" if run.private else "without privacy",
+            ", ".join(f"{what} {value:.4g}" for what, value in of.items() if value is not None),
+        )
+        for run, of in zip((*runs, baseline), (*measured, plain), strict=True)
+        if run is not None
     ]
+    if (test := first.test) is not None and not isinstance(test, NumberFigures):
+        rows.append(("best constant", f"accuracy {test.base_rate:.4g}, log loss {test.base_log_loss:.4g}"))
     remarks = [
         f"The {len(runs)} private runs together cost epsilon {upward(together)} at delta {power_of_ten(privacy.delta)} "
         f"({privacy.accountant}; {first.neighbouring}): they are releases about one data set, fixed before the "
@@ -147,14 +150,6 @@ def _measured(facts: Facts) -> dict[str, float | None]:
         return {"RMSE": test.rmse}
     of_two = {"AUC": test.auc} if test and len(test.confusion) == 2 else {}
     return {} if test is None else {"accuracy": test.accuracy, "log loss": test.log_loss} | of_two
-
-
-def _of_constant(facts: Facts) -> dict[str, float | None]:
-    """The same of the prediction that is best for all test examples."""
-    test = facts.test
-    if isinstance(test, NumberFigures):
-        return {"RMSE": test.base_rmse}
-    return {} if test is None else {"accuracy": test.base_rate, "log loss": test.base_log_loss}
 
 
 def own_page(run: PrivateRun, delta: float) -> str:
