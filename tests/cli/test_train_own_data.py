@@ -181,11 +181,7 @@ def test_a_run_that_is_continued_holds_out_the_same_records(people, schema, monk
         ("--target 0,9", "declare one of them", None),
         ("--label payd", "there is no column 'payd'; did you mean 'paid'?", "--label paid"),
         ("--model cnn", "for rows of numbers take table, linear or mlp", "--model mlp"),
-        (
-            "--class-weights yes=9",
-            "class_weights need a number for each class: no=1,yes=1",
-            "--class-weights no=1,yes=9",
-        ),
+        ("--class-weights yes=9", "class_weights need a number for each class", "--class-weights no=1,yes=9"),
         ("--users id", "needs records_per_user: the most records", "--users id --records-per-user 2"),
         ("--batches cyclic", 'batches = "cyclic" needs bands', "--batches cyclic --bands 2"),
         ("--delta 0.01", "allow_large_delta", "--delta 0.01 --allow-large-delta"),

@@ -501,4 +501,4 @@ class LipschitzBound:
 
     def _refuse_changed_weights(self) -> None:
         if self._projected != weight_fingerprint(self.model):
-            raise PrivacyError("weights changed within a batch, whose bounds are those of its start: change them after")
+            raise PrivacyError("weights were changed within a batch: its bounds are of its start; change them after")

@@ -443,7 +443,7 @@ def _recipe_in(path: Path) -> dict[str, Any]:
     if is_schema or (isinstance(own, dict) and isinstance(own.get("columns"), str)):
         what = "is a schema, not a recipe" if is_schema else "names a schema as columns"
         place = "under [data], and those of a column under [data.columns.NAME]"
-        raise ValueError(f"{path} {what}: noisette train takes a schema as --columns; in a recipe it goes {place}")
+        raise ValueError(f"{path} {what}: noisette train takes a schema as --columns; in recipes its lines go {place}")
     return tables
 
 

@@ -66,7 +66,7 @@ def imported(name: str) -> Any:
         module, _, called = name.partition(":")
         stem = Path(module).name.removesuffix(".py")
         of_file = f"write {stem}:{called}, and start noisette in the folder of {stem}.py"
-        way_out = "name what Python can import from here" if stem == module else of_file
+        way_out = "name a function that can be imported from this folder" if stem == module else of_file
         raise ValueError(f"no model {name!r}: {error}; {way_out}") from error
 
 
