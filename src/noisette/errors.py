@@ -40,6 +40,12 @@ def raised_by(error: BaseException) -> str:
     return f"{where}{type(error).__name__}: {error}"
 
 
+def brief(value: object) -> str:
+    """A value as code, in one line of at most 80 characters."""
+    shown = " ".join(repr(value).split())
+    return shown if len(shown) <= 80 else f"{shown[:77]}..."
+
+
 # Argument checks. Pass the argument by its name, and the message will contain it: ``positive(lr=lr)``.
 
 Value = TypeVar("Value")
@@ -157,7 +163,7 @@ def offers(method: str, such_as: str, **arguments: object) -> None:
     """Each argument that is given is an object with this method, or a ``TypeError`` names it and one to give."""
     for name, value in arguments.items():
         if value is not None and (isinstance(value, type) or not hasattr(value, method)):
-            raise TypeError(f"expected {name} as an object such as {such_as}, got {name}={value!r}")
+            raise TypeError(f"expected {name} as an object such as {such_as}, got {name}={brief(value)}")
 
 
 def has_rows(tensors: Sequence[Any]) -> None:

@@ -94,12 +94,8 @@ def changed(run: Path, place: Path, **facts: object) -> Path:
 
 
 def test_invalid_input_is_reported_and_nothing_is_written(run, tmp_path):
-    for place, options, message in (
-        (run / "nowhere", (), "there is no"),
-        (run.parent, (), "contains no run.json"),
-        (run, ("--steps", "0", "--pairs", "-1"), "got steps=0; expected pairs >= 0"),
-    ):
-        refusal(audit(place, *options, out=tmp_path / "out"), message)
+    for place, message in ((run / "nowhere", "there is no"), (run.parent, "contains no run.json")):
+        refusal(audit(place, out=tmp_path / "out"), message)
         assert not (tmp_path / "out").exists()
 
 

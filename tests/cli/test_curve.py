@@ -37,7 +37,8 @@ def test_without_a_baseline_a_recipe_is_followed_and_nothing_is_called_not_priva
     given = ("--epsilon", "2", "--no-baseline", "--out", "there", "--json")
     told = json.loads(succeeded(noisette("curve", "own.toml", *given)).stdout)
     assert (told["private"], told["baseline"]) == (True, None)
-    [figures] = told["table"].values()
+    figures, constant = told["table"].values()
     assert [figure.split()[0] for figure in figures.split(", ")] == ["accuracy", "log", "AUC"]
+    assert constant == "accuracy 0.5, log loss 0.6931"
     assert "NOT PRIVATE" not in (tmp_path / "there" / "curve.html").read_text()
     assert "epsilon-2/run.json" in tree(tmp_path / "there")

@@ -66,7 +66,7 @@ WRONG = {
     "curve --data digits --batches balls-in-bins": "without privacy batches are Poisson",
     "search recipe.toml --over lr=log(0,1) --score-on public-set": "lr: expected two numbers above 0",
     "doctor mlp --data nonsense": "expected --data as one of digits",
-    "doctor nonsense:model": "there is no nonsense:model",
+    "doctor nonsense:model": "no model 'nonsense:model'",
     "audit nowhere": "there is no nowhere; give the folder of a run",
     "predict . recipe.toml": "is not the folder of a finished run",
 }

@@ -55,6 +55,7 @@ def test_dates_of_a_parquet_file_are_repeated_as_dates():
 def test_numbers_that_are_predicted_stay_numbers():
     rows = trained('label = "debt"\ntarget = [-60, -50]', ignored="label")
     assert all(float(line) < 0 for line in noisette("predict", "run", rows).stdout.splitlines()[1:])
+    refusal(noisette("predict", "run", rows, "--text", "note"), "trained on no texts; leave out --text")
 
 
 def test_places_that_are_not_utf_8(tmp_path):

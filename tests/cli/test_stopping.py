@@ -23,6 +23,7 @@ def test_a_signal_is_not_lost_where_exceptions_are():
         kept = weakref.ref(thing, lambda reference: send(signal.SIGINT))  # what is raised here is printed and ignored
         del thing
         assert kept() is None
+        assert "stopping after this step" in watch._progress.tasks[0].fields["status"]
         with pytest.raises(KeyboardInterrupt):
             watch.show(1, 2, "")
 

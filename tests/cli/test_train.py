@@ -134,7 +134,7 @@ def own_models(tmp_path, monkeypatch):
         (["--model", "trained_models:wrong_output"], "does not fit the labels"),
         (["--model", "trained_models:normed"], "BatchNorm1d mixes examples"),
         (["--classes", 3], "takes no declaration"),
-        (["--data", "digit"], "Did you mean digits?"),
+        (["--data", "digit"], "did you mean 'digits'?"),
         (["--class-weights", ",".join(f"{k}=1" for k in range(9)) + ",x=2"], "; 'x' is no class, '9' has none"),
         (["--class-weights", "0"], "--class-weights as NAME=NUMBER for each class"),
         (["--model", "trained_models:broken"], "but: trained_models.py, line 12: KeyError: 'width'"),

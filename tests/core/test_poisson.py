@@ -187,6 +187,4 @@ def test_examples_left_out_or_twice_are_refused() -> None:
         next(batch.microbatches(2))
     again = drawn(np.arange(6))
     next(again.microbatches(6))
-    assert len(next(again.microbatches(3))) == 3, (
-        "a piece that did not fit into memory may be cut anew before its backward"
-    )
+    assert len(next(again.microbatches(3))) == 3, "a piece that did not fit into memory may be cut anew"

@@ -41,7 +41,7 @@ def test_a_missing_number_is_the_declared_constant_or_indicated() -> None:
 def test_missing_numbers_and_texts_are_refused_without_a_rule() -> None:
     assert "column 'x': a value is missing in row 2; declare what it counts as" in refusal(AGE, ["1", ""])
     message = refusal(AGE | {"missing": 20}, ["1", "CANARY", ""])
-    assert "column 'x': not a finite number (without % or $; for texts, declare categories) in row 2" in message
+    assert "column 'x': not a finite number (without % or $) in row 2; declare decimal and" in message
 
 
 def test_categories_in_any_case_and_of_numbers() -> None:
@@ -109,7 +109,7 @@ def test_one_row_never_changes_the_inputs_of_another() -> None:
     ("column", "says"),
     [
         ({"kind": "text"}, "expected kind to be one of number, date, category, hashed, ignored, got 'text'"),
-        ({"kind": "number", "lowest": 0}, "unknown key lowest: did you mean 'low'?"),
+        ({"kind": "number", "lowest": 0}, "unknown key lowest: known here: low, high"),
         ({"kind": "category"}, "declare categories"),
         ({"kind": "number", "low": 0}, "declare both low and high"),
         ({"kind": "number", "low": 1, "high": 1}, "expected low < high"),

@@ -306,7 +306,7 @@ def test_every_image_without_a_label_that_does_not_fit_is_named(tmp_path: Path) 
 
 def test_unknown_name_lists_all_and_a_close_one() -> None:
     message = refusal("mnits", Declaration())
-    assert "Did you mean mnist?" in message
+    assert "did you mean 'mnist'?" in message
     assert all(name in message for name in names())
     assert "\n" not in message
 

@@ -86,7 +86,7 @@ def test_all_problems_at_once_by_row_and_column_without_values(tmp_path: Path) -
         "column 'age': a value is missing in row 3;",
         "column 'city': none of its declared categories in row 5",
         "column 'height': a value is missing in row 7;",
-        "column 'height': not a finite number (without % or $; for texts, declare categories) in rows 5, 8 and 9",
+        "column 'height': not a finite number (without % or $) in rows 5, 8 and 9; declare decimal and",
         "column 'label': a value is missing in row 8; fill it in or leave the row out (--skip-unlabelled)",
         "column 'label': none of the declared classes in row 7",
     ):
@@ -296,7 +296,7 @@ def test_wrong_rows_are_named_as_they_are_shown_without_their_values(tmp_path: P
     [
         ("", "is empty"),
         (
-            '{"a": 1}\n\n{"a": CANARY}\n[1]\n{"b": 2}\n{"a": [1]}',
+            '{"a": 1, "label": 0}\n\n{"a": CANARY}\n[1]\n{"b": 2}\n{"a": [1]}',
             r"no object of plain values .* in rows 3, 4, 5 and 6; .* all names on the first one, with null where .*$",
         ),
         ("CANARY", "no object of plain values by the names of the first line in row 1; .* has no value$"),
@@ -304,8 +304,7 @@ def test_wrong_rows_are_named_as_they_are_shown_without_their_values(tmp_path: P
     ],
 )
 def test_lines_that_are_no_records(tmp_path: Path, content: str, says: str) -> None:
-    (tmp_path / "a.jsonl").write_text(content)
-    assert re.search(says, refusal(str(tmp_path / "a.jsonl"), TYPED))
+    assert re.search(says, refusal(written(tmp_path, content, "a.jsonl"), TWO))
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".xlsx"])

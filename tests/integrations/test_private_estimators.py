@@ -1,5 +1,6 @@
 """Private fits of tables: what they learn, what they state, and what they must not read."""
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +169,8 @@ def test_declared_columns_of_a_frame(tmp_path: Path) -> None:
     assert clone(model).set_params(epochs=1.0).fit(as_lists, rent).n_features_in_ == 2
     old = frame.assign(age=100.0)
     np.testing.assert_array_equal(model.predict(frame.assign(age=1e6)), model.predict(old))
-    high = classifier(bounds=None, columns=path, classes=2).fit(frame, (frame["age"] > 50).astype(int))
+    tables = tomllib.loads(COLUMNS)["columns"]
+    high = classifier(bounds=None, columns=tables, classes=2).fit(frame, (frame["age"] > 50).astype(int))
     assert high.score(frame, (frame["age"] > 50).astype(int)) > 0.9
 
 
@@ -311,7 +313,7 @@ def test_declared_weights_of_classes_move_the_border() -> None:
         model = PrivateClassifier(**given, class_weight=weight).fit(X, y)
         share[str(weight)] = float((model.predict(X) == "ill").mean())
     assert share["{'well': 4.0}"] + 0.1 < share["None"] < share["{'ill': 4.0}"] - 0.1
-    wrongs: list[Any] = [("balanced", "count private labels"), ({"sick": 2}, "some of"), ({"ill": 0}, "> 0")]
+    wrongs: list[Any] = [("balanced", "counts labels"), ({"sick": 2}, "by declared class"), ({"ill": 0}, "> 0")]
     for wrong, says in wrongs:
         with pytest.raises(ValueError, match=says):
             PrivateClassifier(**given, class_weight=wrong).fit(X, y)

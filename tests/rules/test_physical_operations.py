@@ -178,9 +178,7 @@ def norm_forms() -> list[Form]:
     images = ((2, 4, 5),)
     return [
         Form("layer norm", F.layer_norm, lambda p, x: F.layer_norm(x, (4,), *p), c, ((2, 5, 4),)),
-        Form(
-            "layer norm, two axes", F.layer_norm, lambda p, x: F.layer_norm(x, (5, 4), *p), ((5, 4),) * 2, ((1, 5, 4),)
-        ),
+        Form("layer norm, 2 axes", F.layer_norm, lambda p, x: F.layer_norm(x, (5, 4), *p), ((5, 4),) * 2, ((1, 5, 4),)),
         Form("rms norm", F.rms_norm, lambda p, x: F.rms_norm(x, (4,), *p), c[:1], ((2, 5, 4),)),
         Form("group norm", F.group_norm, lambda p, x: F.group_norm(x, 2, *p), c, ((1, 4, 3, 2),)),
         Form("group norm, n=2", F.group_norm, lambda p, x: F.group_norm(x, 2, *p), c, ((2, 4, 3),)),

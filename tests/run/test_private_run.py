@@ -233,7 +233,7 @@ def test_batch_gone_through_twice():
 def test_rows_that_are_not_those_of_the_microbatch(change):
     with start(small()) as run:
         x, y = whole(run)
-        with pytest.raises(PrivacyError, match="give one for each example of the microbatch"):
+        with pytest.raises(PrivacyError, match="give one row for each"):
             run.accumulate(loss, change(x), change(y))
         run.accumulate(loss, x, y)
         run.optimizer.step()

@@ -91,7 +91,7 @@ def test_all_problems_are_said_at_once():
     )
     expected = [
         *("'seed2' is not", "lr: expected two numbers above 0", "momentum: expected two numbers, the smaller first"),
-        *("nose: no recipe has this setting; did you mean", "seed: several tables have it: say training.seed or"),
+        *("nose: no recipe has this setting", "seed: several tables have it: say training.seed or"),
         *("training.seed: seed = 1.0 is not of the expected type", "cosine: cosine = 'yes' is not of the expected"),
         *("frozen: frozen = 'a' is not of the expected type", "averaging: expected two numbers above 0"),
         *("lr_epochs: there is no gauss()", "max_grad_norm: expected at least two values"),

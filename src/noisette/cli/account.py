@@ -224,10 +224,9 @@ def plan(
     most = size if isinstance(size, int) and size > 0 else math.inf
     batch_sizes = _usual_batch_sizes(most) if batch_sizes is None else batch_sizes
     *_, sizes, passes = checks.all_of(
-        partial(_check_given, budget),
+        partial(_check_budget, budget, most),
         partial(options.at_most, options.MOST_RECORDS, size=size),
         partial(calibrate.check_ranges, **budget),
-        partial(_check_below_one_record, delta, most),
         partial(options.whole_numbers, "batch-sizes", batch_sizes, "256,1024", most=most),
         partial(options.numbers, "epochs", epochs, "1,2.5,10", lambda n: n > 0, "numbers above 0"),
     )
@@ -250,13 +249,10 @@ def plan(
         _print_plan(settings, chosen, size, epsilon)
 
 
-def _check_given(budget: Mapping[str, float | None]) -> None:
+def _check_budget(budget: Mapping[str, float | None], size: float) -> None:
     if missing := [f"--{name}" for name, number in budget.items() if number is None]:
         raise ValueError(f"{' and '.join(missing)} must be given")
-
-
-def _check_below_one_record(delta: float | None, size: float) -> None:
-    if isinstance(delta, int | float) and 1 / size <= delta < 1 and size < math.inf:
+    if isinstance(delta := budget["delta"], int | float) and 1 / size <= delta < 1 and size < math.inf:
         why = f"({1 / size:.2g}): releasing one record in the clear would satisfy it; choose a smaller delta"
         raise ValueError(f"delta={delta:g} is not below one over the declared size {why}")
 

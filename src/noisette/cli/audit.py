@@ -15,7 +15,8 @@ from noisette import errors as checks
 from noisette.accounting import atomic_files
 from noisette.cli.options import INTERRUPTED, DataDir, RunModel, flag, option, plain_errors
 from noisette.training import keep_freed_memory
-from noisette.training.run_folder import in_words, sealed_facts, signature_in_words, unfinished_runs
+from noisette.training.recipe import Recipe, load_data
+from noisette.training.run_folder import check_folder, in_words, sealed_facts, signature_in_words, unfinished_runs
 
 if TYPE_CHECKING:
     from noisette.audit.audited_run import AuditedRun
@@ -42,24 +43,38 @@ def audit(
     Exit code 0 if nothing was found, 1 if a guarantee is refuted or the mechanism is not the documented one, 2 for
     invalid input.
     """
-    checks.all_of(lambda: checks.count(steps=steps), lambda: checks.whole(pairs=pairs))
-    if not place.exists():
-        unfinished = [in_words(folder) for folder in unfinished_runs(place)]
-        raise ValueError("\n".join([f"there is no {place}; give the folder of a run, or a recipe", *unfinished]))
+    folder = out or Path("audits", place.resolve().name.removesuffix(".toml"))
+    *_, recipe = checks.all_of(
+        lambda: checks.count(steps=steps),
+        lambda: checks.whole(pairs=pairs),
+        lambda: check_folder(folder),
+        lambda: _recipe_at(place, model),
+    )
     keep_freed_memory()
     try:
-        run = _audited(place, data_dir, model)
+        run = _audited(place, recipe, data_dir, model)
         made, remarks = _audits(run, steps, pairs, whole_run)
     except KeyboardInterrupt:
         typer.echo("Stopped. Nothing was written.", err=True)
         raise typer.Exit(INTERRUPTED) from None
-    folder = out or Path("audits", place.resolve().name.removesuffix(".toml"))
     folder.mkdir(parents=True, exist_ok=True)
     facts = {"guarantee": run.facts(), **{name: one.facts() for name, one in made.items()}}
     atomic_files.write(folder / "audit.json", (json.dumps(facts, indent=2) + "\n").encode(), mode=0o666)
     _print(made, remarks, folder)
     if any(audit.findings for audit in made.values()):
         raise typer.Exit(1)
+
+
+def _recipe_at(place: Path, model: str | None) -> Recipe | None:
+    """The recipe in a file, ``None`` for the folder of a run, which is not read yet."""
+    if not place.exists():
+        unfinished = [in_words(begun) for begun in unfinished_runs(place)]
+        raise ValueError("\n".join([f"there is no {place}; give the folder of a run, or a recipe", *unfinished]))
+    if place.is_dir():
+        return None
+    if model is not None:
+        raise ValueError("a recipe names its model itself; --model is for the folder of a run")
+    return Recipe.read(place)
 
 
 def _audits(run: AuditedRun, steps: int, pairs: int, whole_run: bool) -> tuple[dict[str, Any], list[str]]:
@@ -87,17 +102,13 @@ def _audits(run: AuditedRun, steps: int, pairs: int, whole_run: bool) -> tuple[d
     return made, remarks
 
 
-def _audited(place: Path, data_dir: Path | None, model: str | None) -> AuditedRun:
+def _audited(place: Path, recipe: Recipe | None, data_dir: Path | None, model: str | None) -> AuditedRun:
     from noisette.audit.audited_run import AuditedRun
-    from noisette.training.recipe import Recipe, load_data
 
-    if place.is_dir():
-        typer.echo(f"signature: {signature_in_words(sealed_facts(place))}", err=True)
-        return AuditedRun.of_run(place, model)
-    if model is not None:
-        raise ValueError("a recipe names its model itself; --model is for the folder of a run")
-    recipe = Recipe.read(place)
-    return AuditedRun.of_recipe(recipe, load_data(recipe, data_dir))
+    if recipe is not None:
+        return AuditedRun.of_recipe(recipe, load_data(recipe, data_dir))
+    typer.echo(f"signature: {signature_in_words(sealed_facts(place))}", err=True)
+    return AuditedRun.of_run(place, model)
 
 
 def _print(made: dict[str, Any], lines: list[str], folder: Path) -> None:

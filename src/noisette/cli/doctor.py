@@ -1,9 +1,8 @@
 """``noisette doctor``: can a model be trained privately, which rules serve it, and what will a step cost?"""
 
 import inspect
-import pkgutil
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +12,8 @@ import typer
 from noisette.cli.options import DataDir, flag, option, plain_errors, whole_numbers
 from noisette.data import load, names
 from noisette.data.columns import Columns
-from noisette.errors import PrivacyError, count, raised_by
+from noisette.errors import Mistakes, PrivacyError, count, raised_by
+from noisette.nn.models import imported
 from noisette.training.recipe import read_schema
 
 _COLUMNS = "What is declared about the columns of a table, which gives the shape."
@@ -41,19 +41,19 @@ def doctor(
     A few private and plain steps are taken on random or given examples, without moving the weights. Only the shapes of
     a data set are used. Exit code 0 if the model is accepted, 1 if it is refused, 2 for invalid input.
     """
+    mistakes = Mistakes()
     if sum(given is not None for given in (data, input_shape, columns)) > 1:
-        raise ValueError("--data, --columns and --input-shape each give the shape of an example; give one of them")
-    count(examples=examples)
-    shape, classes = None, 10  # if no data set gives their number
+        mistakes.add("--data, --columns and --input-shape each give the shape of an example; give one of them")
+    if data is not None and data not in names():
+        mistakes.add(f"expected --data as one of {', '.join(names())}, got {data!r}; or give --input-shape")
+    mistakes.check(lambda: count(examples=examples))
+    shape, classes = mistakes.check(lambda: _declared(columns, input_shape)) or (None, 10)
+    factory = mistakes.check(lambda: _factory(target))
+    mistakes.refuse()
     if data is not None:
-        shape, classes = _of_data(data, data_dir)
-    elif columns is not None:
-        shape, known = (Columns.read(columns).width,), read_schema(columns).get("classes", 1)  # a number is one output
-        classes = known if isinstance(known, int) else len(known)
-    elif input_shape is not None:
-        shape = whole_numbers("input-shape", re.sub(r"(?<=\d)x(?=\d)", ",", input_shape), "3,32,32")
-
-    made = _made_by(target, shape, classes)  # before torch is imported, which takes seconds
+        found = load(data, data_dir=data_dir)
+        shape, classes = found.train.inputs.shape[1:], found.classes
+    made = _made_by(target, factory, shape, classes)  # before torch is imported, which takes seconds
 
     import torch
 
@@ -76,24 +76,27 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _of_data(name: str, data_dir: Path | None) -> tuple[tuple[int, ...], int]:
-    """The shape of an example as a model receives it, and the number of classes."""
-    if name not in names():
-        raise ValueError(f"expected --data as one of {', '.join(names())}, got {name!r}; or give --input-shape")
-    found = load(name, data_dir=data_dir)
-    return found.train.inputs.shape[1:], found.classes
+def _declared(columns: Path | None, input_shape: str | None) -> tuple[tuple[int, ...] | None, int]:
+    """The shape of an example and the number of classes, 10 where nothing tells it, of what is declared."""
+    if columns is not None:
+        known = read_schema(columns).get("classes", 1)  # a number is one output
+        return (Columns.read(columns).width,), known if isinstance(known, int) else len(known)
+    if input_shape is None:
+        return None, 10
+    return whole_numbers("input-shape", re.sub(r"(?<=\d)x(?=\d)", ",", input_shape), "3,32,32"), 10
 
 
-def _made_by(target: str, shape: tuple[int, ...] | None, classes: int) -> Any:
-    """What the callable returns, called without arguments or, if it takes two, with (shape of an example, classes)."""
+def _factory(target: str) -> Callable[..., Any]:
     if ":" not in target:
         raise ValueError(f"expected MODULE:CALLABLE, such as mypackage.models:small, got {target!r}")
-    try:
-        factory = pkgutil.resolve_name(target)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"there is no {target}: {error}") from error
+    factory = imported(target)
     if not callable(factory):
         raise ValueError(f"{target} is of type {type(factory).__name__}; expected a function that returns a model")
+    return factory
+
+
+def _made_by(target: str, factory: Any, shape: tuple[int, ...] | None, classes: int) -> Any:
+    """What the factory returns, called without arguments or, if it takes two, with (shape of an example, classes)."""
     places = [p for p in inspect.signature(factory).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
     needed = [p for p in places if p.default is p.empty]
     if shape is not None and len(needed) < 2 <= len(places) and places[0].name == "shape":

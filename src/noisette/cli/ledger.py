@@ -3,11 +3,11 @@
 import json
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -16,6 +16,7 @@ from rich.table import Table
 from noisette import errors as checks
 from noisette.accounting import Accountant, DiscreteGaussian, DpAmount, Event, Gaussian, Laplace, Ledger, Neighbouring
 from noisette.accounting.budget import NOISE_TAIL
+from noisette.accounting.calibrate import check_ranges
 from noisette.accounting.events import ZcdpAmount, facts_of
 from noisette.accounting.filters import RenyiOdometer, check_one_relation, curve_for
 from noisette.accounting.ledger import LEDGER_FILE
@@ -49,10 +50,7 @@ ledger = typer.Typer(
 )
 
 
-def _stated(metavar: str | None, text: str) -> Any:
-    return typer.Option(metavar=metavar, help=text, rich_help_panel="The release: give one of")
-
-
+_stated = partial(options.option, panel="The release: give one of")
 _PLACE = "A run folder, also that of a run which was cut off, or a ledger file, which a charge may begin."
 _LAPLACE = "Laplace noise of this scale, in units of the L1 sensitivity: 1 / epsilon."
 _DISCRETE = "A count with discrete Gaussian noise of this parameter sigma, where one record counts 1."
@@ -84,15 +82,15 @@ _PER = typer.Option(parser=_neighbouring, metavar="UNIT", help=_WHOM, show_defau
 def charge(
     place: Place,
     *,
-    zcdp: Annotated[float | None, _stated("RHO", "Stated as zCDP: rho above 0.")] = None,
-    epsilon: Annotated[float | None, _stated(None, "Stated as epsilon, with --delta where it is not 0.")] = None,
-    laplace: Annotated[float | None, _stated("NOISE", _LAPLACE)] = None,
-    discrete_gaussian: Annotated[float | None, _stated("NOISE", _DISCRETE)] = None,
-    gaussian: Annotated[float | None, _stated("NOISE", _GAUSSIAN)] = None,
-    delta: Annotated[float, typer.Option(help="The delta of --epsilon: 0 or more, below 1.")] = 0.0,
+    zcdp: Annotated[float | None, _stated("F", "Stated as zCDP: rho above 0.")] = None,
+    epsilon: Annotated[float | None, _stated("F", "Stated as epsilon, with --delta where it is not 0.")] = None,
+    laplace: Annotated[float | None, _stated("F", _LAPLACE)] = None,
+    discrete_gaussian: Annotated[float | None, _stated("F", _DISCRETE)] = None,
+    gaussian: Annotated[float | None, _stated("F", _GAUSSIAN)] = None,
+    delta: Annotated[float, options.option("F", "The delta of --epsilon: 0 or more, below 1.")] = 0.0,
     per: Annotated[Neighbouring | None, _PER] = None,
     tool: Annotated[str, typer.Option(help="What was released and by which tool, for --zcdp and --epsilon.")] = "",
-    times: Annotated[int, typer.Option(help="How many such releases: at least 1.")] = 1,
+    times: Annotated[int, options.option("N", "How many such releases: at least 1.")] = 1,
     dataset: Annotated[str | None, typer.Option(help="The name of the data set, for a new ledger.")] = None,
 ) -> None:
     """Record a release by another mechanism or another tool, so that the ledger holds everything on its data set.
@@ -101,22 +99,24 @@ def charge(
 
     Example: noisette ledger charge run --zcdp 0.1 --tool "census tables"
     """
-    noises = {Laplace: laplace, DiscreteGaussian: discrete_gaussian, Gaussian: gaussian}
-    stated = {"zcdp": zcdp, "epsilon": epsilon, "laplace": laplace, "discrete_gaussian": discrete_gaussian}
-    checks.all_of(partial(checks.exactly_one, **stated, gaussian=gaussian), partial(checks.count, times=times))
+    amounts: dict[str, tuple[Callable[..., Event], float | None]] = {
+        "zcdp": (partial(ZcdpAmount, tool=tool), zcdp),
+        "epsilon": (partial(DpAmount, delta=delta, tool=tool), epsilon),
+        "laplace": (Laplace, laplace),
+        "discrete_gaussian": (DiscreteGaussian, discrete_gaussian),
+        "gaussian": (Gaussian, gaussian),
+    }
+    relation = per or Neighbouring.ADD_OR_REMOVE_ONE
+    *events, _, _ = checks.all_of(
+        *(partial(make, amount, neighbouring=relation) for make, amount in amounts.values() if amount is not None),
+        partial(checks.exactly_one, **{name: amount for name, (_, amount) in amounts.items()}),
+        partial(checks.count, times=times),
+    )
+    [event] = events
     if delta and epsilon is None:
         raise ValueError(f"delta={delta} belongs to an epsilon; give both, or leave delta out")
     if tool and epsilon is None and zcdp is None:
         raise ValueError(f"tool={tool!r} belongs to an amount that a tool states: give zcdp or epsilon")
-    neighbouring = per or Neighbouring.ADD_OR_REMOVE_ONE
-    event: Event
-    if zcdp is not None:
-        event = ZcdpAmount(zcdp, tool, neighbouring=neighbouring)
-    elif epsilon is not None:
-        event = DpAmount(epsilon, delta, tool, neighbouring=neighbouring)
-    else:
-        [(make, noise)] = [(make, noise) for make, noise in noises.items() if noise is not None]
-        event = make(noise, neighbouring=neighbouring)
     path = ledger_at(place)
     begun = Ledger.read(path) if path.is_file() else Ledger()
     name = begun.dataset if begun.entries else dataset
@@ -181,8 +181,8 @@ def price(
     *,
     delta: Annotated[float | None, options.option("F", "The delta of epsilon.", "that of the run")] = None,
     accountant: options.OneOrAllAccountants = None,
-    group_size: Annotated[int, typer.Option(min=1, max=100_000, help=_TOGETHER)] = 1,
-    records_per_user: Annotated[int | None, typer.Option(min=1, max=100_000, help=_OF_USER)] = None,
+    group_size: Annotated[int, options.option("N", _TOGETHER)] = 1,
+    records_per_user: Annotated[int | None, options.option("N", _OF_USER)] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Compute the privacy cost of all releases in a ledger: every run, query and projection on its data set.
@@ -192,12 +192,16 @@ def price(
 
     Example: noisette ledger price run
     """
-    if delta is not None:
-        checks.open_fraction(delta=delta)
-    options.check_accountant(accountant)
-    if group_size > 1 and records_per_user is not None:
+    together = {"group_size": group_size} if records_per_user is None else {"records_per_user": records_per_user}
+    *_, (path, read, signature) = checks.all_of(
+        partial(check_ranges, delta=delta),
+        partial(options.check_accountant, accountant),
+        partial(checks.count, **together),
+        partial(options.at_most, 100_000, **together),
+        partial(_read, place),
+    )
+    if records_per_user is not None and group_size != 1:
         raise ValueError("give group_size or records_per_user, not both")
-    path, read, signature = _read(place)
     delta = _delta_of_run(path) if delta is None else delta
     events, left, declarations = read.events, delta - NOISE_TAIL, len(read.declarations)
     neighbouring = Neighbouring.ADD_OR_REMOVE_USER

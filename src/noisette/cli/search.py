@@ -17,7 +17,8 @@ from noisette.accounting.calibrate import check_ranges
 from noisette.cli import options
 from noisette.cli.options import DataDir, FactsAsJson, option, plain_errors
 from noisette.cli.train import Watch, mention, mention_replaced, mention_weak, report
-from noisette.training.recipe import Recipe, Settings, check_model, load_data, load_public
+from noisette.nn import models
+from noisette.training.recipe import Recipe, Settings, check_data, load_data, load_public
 from noisette.training.run_folder import RunFolder, unfinished_runs
 
 if TYPE_CHECKING:
@@ -67,27 +68,32 @@ def search(
     """
     from noisette.training.search_space import SearchSpace, check_recipe
 
-    mistakes = checks.Mistakes()
+    mistakes, of_held_out = checks.Mistakes(), {"--holdout": holdout, "--score-noise": score_noise}
+    if not isinstance(runs, int | float) or not 1 <= runs <= 100_000:
+        mistakes.add(f"expected --runs from 1 to 100,000 on average, got {runs}")
+    if shape is not None and (not isinstance(shape, int | float) or not shape >= 0):
+        mistakes.add(f"expected --shape of at least 0, or inf, got {shape}")
+    if score_on not in _SCORES:
+        mistakes.add(f"expected --score-on to be one of {', '.join(_SCORES)}, got {score_on!r}")
+    if score_on == "public-set" and (idle := [name for name, value in of_held_out.items() if value is not None]):
+        mistakes.add(f"{' and '.join(idle)} can go with --score-on held-out alone; leave out, or change it")
     begun, wrong = Settings.in_file(recipe, {}, mistakes)
     settings = mistakes.check(lambda: Recipe(**vars(begun))) or Recipe()
     place = out or Path("runs", Path(begun.data.name).resolve().name.partition(".")[0] + "-search")
     for check in (
         lambda: check_ranges(epsilon=epsilon, delta=delta),
-        lambda: _check_number(runs, shape),
-        lambda: _check_score(score_on, holdout, score_noise),
         lambda: holdout is None or checks.open_fraction(holdout=holdout),
         lambda: score_noise is None or checks.positive(score_noise=score_noise),
         lambda: check_recipe(settings, public=score_on == "public-set"),
-        lambda: check_model(begun.model.name),
-        lambda: RunFolder(place),
+        lambda: models.check(begun.model.name),
+        lambda: check_data(begun, wrong),
     ):
         mistakes.check(check)
+    folder = mistakes.check(lambda: RunFolder(place))
     space = mistakes.check(lambda: SearchSpace.read(over or [], settings)) or SearchSpace({})
-    data = None if wrong else mistakes.check(lambda: load_data(begun, data_dir))
-    public = None if wrong else mistakes.check(lambda: load_public(begun, data_dir))
     mistakes.refuse()
-    assert data is not None, "loaded above"
-    privacy, folder = settings.privacy, RunFolder(place)
+    assert folder, "checked above"
+    data, public, privacy = load_data(settings, data_dir), load_public(settings, data_dir), settings.privacy
     budget = replace(privacy, epsilon=epsilon or privacy.epsilon, delta=delta or privacy.delta)
     settings = replace(settings, privacy=budget)
     mention_weak(budget.epsilon, data.declared_size)
@@ -109,21 +115,6 @@ def search(
         return facts, place
 
     report(work, as_json)
-
-
-def _check_number(runs: float, shape: float | None) -> None:
-    if not isinstance(runs, int | float) or not 1 <= runs <= 100_000:
-        raise ValueError(f"expected --runs from 1 to 100,000 on average, got {runs}")
-    if shape is not None and (not isinstance(shape, int | float) or not shape >= 0):
-        raise ValueError(f"expected --shape of at least 0, or inf, got {shape}")
-
-
-def _check_score(score_on: str | None, holdout: float | None, score_noise: float | None) -> None:
-    if score_on not in _SCORES:
-        raise ValueError(f"expected --score-on to be one of {', '.join(_SCORES)}, got {score_on!r}")
-    given = {"--holdout": holdout, "--score-noise": score_noise}
-    if score_on == "public-set" and (idle := [name for name, value in given.items() if value is not None]):
-        raise ValueError(f"{' and '.join(idle)} can go with --score-on held-out alone; leave out, or change it")
 
 
 def _make(search: Search, folder: RunFolder) -> Facts:

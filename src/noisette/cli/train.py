@@ -6,7 +6,6 @@ import json
 import logging
 import math
 import os
-import re
 import secrets
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +29,7 @@ from noisette.accounting.registry import described
 from noisette.cli import options
 from noisette.cli.options import INTERRUPTED, TERMINATED, DataDir, FactsAsJson, flag, option, plain_errors
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
-from noisette.nn.models import names as model_names
+from noisette.nn import models
 from noisette.nn.models.backbones import PACKAGES
 from noisette.training import keep_freed_memory
 from noisette.training import recipe as recipes
@@ -67,7 +66,7 @@ _SETTINGS = (
 _RECIPE = typer.Argument(metavar="RECIPE.toml", help=_SETTINGS)
 _COLUMNS = "What is declared about each column of a CSV, and the facts below; noisette schema writes one."
 _FILES = f"{', '.join(data_sets.names())}; or a folder of images, a .csv, .jsonl, .parquet, .xlsx or .npz of your own."
-_MODELS = f"{', '.join(model_names())}; or package.module:callable, called with (example shape, classes)."
+_MODELS = f"{', '.join(models.names())}; or package.module:callable, called with (example shape, classes)."
 _BACKBONES = f"A public network whose features the model takes: {', '.join(PACKAGES)}; or a folder of Hugging Face."
 _ENGINES = f"How the clipped sum is computed; every engine gives the same sum. {described(ENGINES)}."
 _COMPILED = "Whether the step is compiled: auto, where the run is long enough; yes, which waits for it; or no."
@@ -239,33 +238,38 @@ def _loaded(settings: Settings, data_dir: Path | None, key: str) -> _Loaded:
 def settled(context: typer.Context, mistakes: checks.Mistakes, out: Path | None, ending: str, *, plain: bool) -> Run:
     """The run that the options of ``noisette train`` ask for, with its data, after all checks that need no torch.
 
-    All mistakes are raised, also those given. Without ``out`` its folder is named after the data, with this ending.
-    ``plain``: it is trained without privacy, too. Ranks load and check their data together, later.
+    All mistakes are raised, also those given; those in the records only where there are no others. Without ``out`` its
+    folder is named after the data, with this ending. ``plain``: it is trained without privacy, too. Ranks load and
+    check their data together, later.
     """
     given = {name: value for name, value in context.params.items() if value is not None and value is not False}
     settings, unknown = _settings_of(given, mistakes)
     data, privacy, training, key = settings.data, settings.privacy, settings.training, secrets.token_hex(32)
     # A contradiction of a setting that is unknown may be none.
-    mistakes.add(*(words for words in settings.contradictions() if unknown.isdisjoint(re.findall(r"\w+", words))))
+    mistakes.add(*(problem for names, problem in settings.contradictions() if unknown.isdisjoint(names)))
     if plain:
         mistakes.check(partial(recipes.check_plain, settings))
     place = out or Path("runs", Path(data.name).resolve().name.partition(".")[0] + ending)
     mistakes.check(partial(RunFolder, place))
     loaded, private = None, not given.get("without_privacy")
-    if "RANK" not in os.environ:
-        if data.name not in data_sets.names() and not Path(data.name).exists():
-            mistakes.check(partial(data_sets.load, data.name))
-        mistakes.check(partial(recipes.check_model, settings.model.name))
-        if unknown.isdisjoint(own.name for own in fields(data)):
-            loaded = mistakes.check(partial(_loaded, settings, given.get("data_dir"), key))
-        if loaded:
-            mistakes.check(partial(settings.class_weights, loaded[0]))
-        size = loaded[0].declared_size if loaded else data.size and data.trained(data.size)
-        if size and unknown.isdisjoint(("size", "batch_size", "epochs")):
+
+    def check_facts(size: int | None, classes: int | None) -> None:
+        if classes:
+            mistakes.check(partial(settings.class_weights, classes))
+        if size and unknown.isdisjoint(("batch_size", "epochs")):
             mistakes.check(partial(schedule, training.batch_size, None, None, size, training.epochs))
-        if size and private and unknown.isdisjoint(("size", "public_users", "delta")):
+        if size and private and unknown.isdisjoint(("public_users", "delta")):
             share = 1 / (data.trained_users or size)
             mistakes.check(partial(check_delta, privacy.delta, share, privacy.allow_large_delta))
+
+    if "RANK" not in os.environ:
+        mistakes.check(partial(recipes.check_data, settings, unknown))
+        mistakes.check(partial(models.check, settings.model.name))
+        named = len(data.classes) if isinstance(data.classes, tuple) else data.classes
+        check_facts(data.size and data.trained(data.size), named)
+        mistakes.refuse()
+        loaded = _loaded(settings, given.get("data_dir"), key)
+        check_facts(loaded[0].declared_size, loaded[0].classes)  # those of a built-in set
     mistakes.refuse()
     has_rate = not given.keys().isdisjoint(("lr", "optimizer"))
     run = Run(Recipe(**vars(settings)), place, given.get("data_dir"), key, has_rate, True, loaded, given.get("sign"))
@@ -364,6 +368,7 @@ class Watch:
         if self._asked or not self._stepping:
             raise error
         self._asked = error
+        self._progress.update(self._task, status="stopping after this step, which may wait for its compilation")
 
     def __enter__(self) -> Self:
         self._progress.start()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 REFUSE: Final = "refuse"
 INDICATOR, OWN_CATEGORY = "indicator", "own category"
 MISSING = ("", "?", "-", "--", ".", "na", "n/a", "#n/a", "nan", "null", "none", "<na>")  # compared in lower case
-MISSING_VALUE = "a value is missing"
+MISSING_VALUE, NO_NUMBER = "a value is missing", "not a finite number (without % or $)"
 # Values: texts of a file, or the values of a frame. pandas is imported where it is used, as most commands read none.
 
 
@@ -76,16 +76,22 @@ class DeclarationError(ValueError):
         self.problems, self.wrong = problems, frozenset(wrong)  # these fields
 
 
-def close_name(name: str, names: Iterable[str]) -> str:
-    """The name among these that may have been meant, or ""."""
-    return next(iter(get_close_matches(name, list(names), n=1)), "")
+def meant(name: str, names: Iterable[str], otherwise: str = "") -> str:
+    """A question after the nearest of these names, or what is said where none is near.
+
+    >>> meant("Lable", ["age", "label"]), meant("triage", ["age", "label"], "it has 'age', 'label'")
+    ("did you mean 'label'?", "it has 'age', 'label'")
+    """
+    known = {other.casefold(): other for other in names}
+    close = get_close_matches(name.casefold(), known, n=1, cutoff=0.75)
+    return f"did you mean {known[close[0]]!r}?" if close else otherwise
 
 
 def unknown_key(key: str, known: Iterable[str]) -> str:
     """A message that names the nearest known key, or all of them."""
-    close = close_name(key, known := list(known))
-    hint = f"did you mean {close!r}?" if close else f"known here: {', '.join(known) or 'no other'}"
-    return f"unknown key {key}: {hint}"
+    known = list(known)
+    all_of_them = f"known here: {', '.join(known) or 'no other'}"
+    return f"unknown key {key}: {meant(key, known, all_of_them)}"
 
 
 Declared = TypeVar("Declared")
@@ -188,8 +194,7 @@ class Number:
         return [name, f"{name} is missing"] if self.missing == INDICATOR else [name]
 
     def encode(self, values: Sequence[Any]) -> tuple[np.ndarray, _Refused]:
-        problem = "not a finite number (without % or $; for texts, declare categories)"
-        return self.encode_numbers(numbers(values), missing(values, self.missing_words), problem)
+        return self.encode_numbers(numbers(values), missing(values, self.missing_words), NO_NUMBER)
 
     def encode_numbers(self, found: np.ndarray, absent: np.ndarray, problem: str) -> tuple[np.ndarray, _Refused]:
         """The same of numbers, of which some are missing; ``problem`` says of the others what is no number."""
@@ -328,6 +333,7 @@ KINDS: Mapping[str, type[Column]] = {kind.__name__.lower(): kind for kind in (Nu
 _WAYS_OUT = {
     MISSING_VALUE: "; declare what it counts as, fill it in, or leave the row out",
     "none of its declared categories": "; declare them, or what others count as",
+    NO_NUMBER: "; declare decimal and thousands for 1.234,5, missing_words for n.k., categories for texts",
 }
 
 
@@ -415,9 +421,8 @@ class Columns:
 
     def absent(self, rows: Any) -> list[str]:
         """A message for each declared column that the rows lack."""
-        closest = {name: close_name(name, map(str, rows)) for name in self.names if name not in rows}
-        hints = {name: f"; did you mean {close!r}?" if close else "" for name, close in closest.items()}
-        return [f"there is no column {name!r}{hint}" for name, hint in hints.items()]
+        absent = [name for name in self.names if name not in rows]
+        return [f"there is no column {name!r}; {meant(name, map(str, rows), 'add it')}" for name in absent]
 
     def encoded(self, rows: Any, numbers: Sequence[int] | None = None) -> tuple[np.ndarray, list[str]]:
         """The inputs, and a message for each column and problem, with the numbers of rows; then do not use inputs."""

@@ -15,7 +15,7 @@ import numpy as np
 from noisette.data import files, tables
 from noisette.data.built_in_images import IMAGES
 from noisette.data.built_in_tables import TABLES
-from noisette.data.columns import Declaration, ImageForm, close_name, codes
+from noisette.data.columns import Declaration, ImageForm, codes, meant
 from noisette.data.dataset import DataError, DataSet, Split, in_rows, refuse, unit_pixels
 from noisette.data.words import Numbering
 
@@ -59,8 +59,8 @@ def load(name: str, *, data_dir: Path | None = None, declaration: Declaration | 
     elif path.is_file():
         raise DataError(f"{name} is a file of another kind; give a built-in set ({', '.join(names())}) {own}")
     else:
-        hint = f" Did you mean {close}?" if (close := close_name(name, names())) else ""
-        raise DataError(f"there is no data set and no file {name!r}.{hint} Give one of {', '.join(names())}; {own}")
+        known = f"{meant(name, names())} Give one of {', '.join(names())}; {own}".strip()
+        raise DataError(f"there is no data set and no file {name!r}: {known}")
     splits = {"train": data.train, "test": data.test}
     refuse(data.name, [f"{name} holds no records" for name, split in splits.items() if split and not len(split.inputs)])
     return data

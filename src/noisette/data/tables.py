@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from noisette.data.columns import Columns, Declaration, Number, close_name, codes, missing, numbers, text_of
+from noisette.data.columns import Columns, Declaration, Number, codes, meant, missing, numbers, text_of
 from noisette.data.dataset import DataError, DataSet, Split, in_rows, refuse
 from noisette.errors import Mistakes
 
@@ -208,33 +208,36 @@ def _check_names(path: Path, header: Sequence[str]) -> None:
 
 def read_set(path: Path, declaration: Declaration) -> DataSet:
     """The table as a data set, inputs (n, features) as :func:`encode` makes them; see `Declaration`."""
-    classes, size = declaration.public_facts(path.name)
-    train = read(path, declaration.encoding)
-    refuse(path.name, list(_absent_columns(train, declaration)))
+    classes, size = check_columns(path, declaration)
+    train, mistakes, test = read(path, declaration.encoding), Mistakes(), declaration.test
     features = declaration.features(train)
-
-    def tested(place: Path) -> Split:
-        found = read(place, declaration.encoding)
-        if found.keys() != train.keys():
-            raise DataError(f"{place.name} must have the columns of {path.name}, in any order")
-        return encode(place, found, declaration, features)
-
-    mistakes, test = Mistakes(), declaration.test
     trained = mistakes.check(lambda: encode(path, train, declaration, features))
-    held_out = mistakes.check(lambda: test and tested(test))
+    held_out = mistakes.check(lambda: test and encode(test, read(test, declaration.encoding), declaration, features))
     mistakes.refuse(DataError)
     assert trained is not None, "refused otherwise"
     words, names = (declaration.numbering.size, ()) if declaration.text else (0, features.names)
     return DataSet(path.name, trained, held_out, classes, size, words=words, target=declaration.target, features=names)
 
 
-def _absent_columns(found: Table, declaration: Declaration) -> Iterator[str]:
+def check_columns(path: Path, declaration: Declaration) -> tuple[int, int]:
+    """The declared number of classes (1 for regression) and size.
+
+    A ``DataError`` lists what is undeclared, and columns that a table or its test table lack; no row is read.
+    """
+    facts = declaration.public_facts(path.name)
+    found = header(path, declaration.encoding)
+    refuse(path.name, list(_absent_columns(found, declaration)))
+    if (test := declaration.test) and set(header(test, declaration.encoding)) != set(found):
+        raise DataError(f"{test.name} must have the columns of {path.name}, in any order")
+    return facts
+
+
+def _absent_columns(found: Sequence[str], declaration: Declaration) -> Iterator[str]:
     for fact in ("label", "users", "text"):
         name = getattr(declaration, fact)
         if name is not None and name not in found:
-            close = close_name(name, found)
-            hint = f"did you mean {close!r}?" if close else f"it has {', '.join(map(repr, found))}"
-            yield f"{fact}: there is no column {name!r}; {hint}"
+            all_of_them = f"it has {', '.join(map(repr, found))}"
+            yield f"{fact}: there is no column {name!r}; {meant(name, found, all_of_them)}"
     if (columns := declaration.columns) is not None:
         undeclared = [name for name in found if name not in (declaration.label, declaration.users, *columns.declared)]
         way_out = 'declare it, or as kind = "ignored"'

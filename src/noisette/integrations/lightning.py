@@ -604,9 +604,7 @@ def _loss_of_one(step: Callable[..., Any], hooks: Sequence[Any], numbers: object
     output = step(_changed(rows, hooks))
     loss = output.get("loss") if isinstance(output, Mapping) else output
     if loss is None:  # whether a record takes part would depend on the record
-        raise PrivacyError(
-            "training_step returned no loss for a record; return a loss for each, such as 0 * the sum of the outputs"
-        )
+        raise PrivacyError("training_step returned no loss for a record; return one for each: such as 0 * output.sum()")
     return loss
 
 

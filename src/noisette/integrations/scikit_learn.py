@@ -46,6 +46,7 @@ _WAYS_OUT = {
 _FORMS = {  # what scikit-learn says of rows, with their values, and what is said instead
     "could not convert string": "X holds texts, where numbers were expected; declare columns= with their categories, "
     "or encode them with OneHotEncoder(categories=...)",
+    "contains NaN": "X contains NaN; declare columns=, with what a missing value counts as, or fill in public numbers",
     "Complex data": "Complex data not supported: X holds complex numbers; give their parts as columns of their own",
     "Expected 2D array": "Expected 2D array. Reshape your data: X.reshape(-1, 1) if it has one feature, "
     "X.reshape(1, -1) if it is one row",
@@ -69,9 +70,8 @@ def feature_bounds(
         low, high = bounds
         pair = np.array([np.broadcast_to(np.asarray(v, dtype=np.float64), (features,)) for v in (low, high)])
     except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"expected {argument} as (low, high), each a number or {features} numbers, one for each feature: {error}"
-        ) from error
+        each = "numbers" if features == 1 else f"each a number or {features} numbers, one for each feature"
+        raise ValueError(f"expected {argument} as (low, high), {each}, got {checks.brief(bounds)}") from error
     with np.errstate(over="ignore"):
         usable = np.isfinite(pair).all() and np.isfinite(pair[1] - pair[0]).all() and (pair[0] < pair[1]).all()
     if not usable:
@@ -158,7 +158,7 @@ class PrivateEstimator(BaseEstimator):
     delta: float | None = None
     size: int | None = None
     bounds: Pair | Mapping[str, Pair] | None = None
-    columns: Columns | Path | str | None = None
+    columns: Columns | Mapping[str, Any] | Path | str | None = None
     hidden_layer_sizes: Sequence[int] | int = ()
     n_knots: int | None = None
     epochs: float | None = None
@@ -214,8 +214,9 @@ class PrivateEstimator(BaseEstimator):
 
     def _hidden(self) -> tuple[int, ...]:
         """The units of hidden layers, after the check of all numbers."""
-        hidden = plain(self.hidden_layer_sizes)
-        hidden, batch_size = (hidden,) if isinstance(hidden, int) else tuple(map(plain, hidden)), plain(self.batch_size)
+        given: Any = self.hidden_layer_sizes
+        is_one, batch_size = isinstance(given, str) or not isinstance(given, Iterable), plain(self.batch_size)
+        hidden: tuple[Any, ...] = tuple(map(plain, (given,) if is_one else given))
         checks.all_of(
             lambda: checks.positive(epsilon=self.epsilon),
             lambda: check_ranges(size=plain(self.size), delta=self.delta, epochs=self.epochs, batch_size=batch_size),
@@ -301,10 +302,12 @@ class PrivateEstimator(BaseEstimator):
         elif self.bounds is not None:
             raise ValueError("declare bounds or columns, whose numbers have bounds of their own, not both")
         else:
-            self.columns_ = self.columns if isinstance(self.columns, Columns) else Columns.read(self.columns)
+            given = self.columns
+            found = Columns.of(given) if isinstance(given, Mapping) else given
+            self.columns_ = found if isinstance(found, Columns) else Columns.read(found)
             kinds = self.columns_.declared
-            found = [name for name, kind in kinds.items() if isinstance(kind, Number) and kind.low is None]
-            refuse("columns", [f"{name!r}: declare low and high, by which its values are scaled" for name in found])
+            open_ = [name for name, kind in kinds.items() if isinstance(kind, Number) and kind.low is None]
+            refuse("columns", [f"{name!r}: declare low and high, by which its values are scaled" for name in open_])
             low = [-1.0 if isinstance(kinds.get(name), Number | Date) else 0.0 for name in self.columns_.inputs]
             self.bounds_ = np.array([low, np.ones(len(low))])
 
@@ -367,7 +370,8 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
         bounds: (low, high), each a number or one number for each feature, or a mapping from the names of a frame's
             columns to (low, high). Values outside count as the nearer bound.
         columns: instead of ``bounds``, for a frame: the kind, bounds, categories and rule for missing values of each
-            column, as :class:`noisette.data.columns.Columns` or the path of its TOML file. Other columns are not read.
+            column, as :class:`noisette.data.columns.Columns`, its tables, or the path of its TOML file. Other columns
+            are not read.
         classes: all labels that are possible, or their number for labels from 0 on.
         class_weight: what the loss of a row counts, by its label; 1 for other labels. Declared numbers, such as
             ``{"ill": 5}``: "balanced" would count the labels. The largest counts as 1.
@@ -443,10 +447,7 @@ def _weights(given: Any, labels: np.ndarray) -> Tensor:
     """The weight of each label, float32, the largest one 1; of no label where they are not known."""
     known = labels.tolist()
     if not isinstance(given, Mapping) or (known and not set(given) <= set(known)):
-        raise ValueError(
-            f'expected class_weight as a mapping from some of the labels {known} to numbers, got {given!r}; "balanced" '
-            "would count private labels"
-        )
+        raise ValueError(f'expected class_weight as numbers by declared class, got {given!r}; "balanced" counts labels')
     checks.all_of(*(partial(checks.positive, **{f"class_weight[{k!r}]": w}) for k, w in given.items()))
     weights = torch.tensor([float(given.get(label, 1.0)) for label in known])
     return weights / weights.max() if known else weights
@@ -454,7 +455,7 @@ def _weights(given: Any, labels: np.ndarray) -> Tensor:
 
 def _declared_labels(labels: Sequence[Any] | int) -> np.ndarray:
     number = plain(labels)
-    if not isinstance(number, int | Iterable):
+    if isinstance(number, str) or not isinstance(number, int | Iterable):
         raise ValueError(f"expected classes as all labels, or as their whole number, got classes={number!r}")
     labels = list(range(number) if isinstance(number, int) else number)
     sorted_ = np.unique(np.asarray(labels))
@@ -468,8 +469,8 @@ def _declared_labels(labels: Sequence[Any] | int) -> np.ndarray:
 def _codes(labels: np.ndarray, y: np.ndarray) -> Tensor:
     if len(unknown := np.flatnonzero(~np.isin(y, labels))):
         raise ValueError(
-            f"y holds labels that are not among the {len(labels)} declared classes, such as that of row {unknown[0]}; "
-            "declare every label that is possible"
+            f"y holds labels that are not among the {len(labels)} declared classes, such as that of row {unknown[0]} "
+            "(from 0); declare every label that is possible"
         )
     return torch.as_tensor(np.searchsorted(labels, y), dtype=torch.int64)
 

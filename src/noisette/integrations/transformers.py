@@ -147,9 +147,7 @@ def _loss_of_one(compute_loss: Any, numbers: str, model: nn.Module, inputs: Mapp
     loss = compute_loss(model, dict(inputs))
     loss = loss[0] if isinstance(loss, tuple) else loss
     if loss is None:
-        raise PrivacyError(
-            "compute_loss returned no loss for a record; return a loss for each, such as 0 * the sum of the outputs"
-        )
+        raise PrivacyError("compute_loss returned no loss for a record; return one for each, such as 0 * outputs.sum()")
     return loss
 
 

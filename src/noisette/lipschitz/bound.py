@@ -257,9 +257,7 @@ def _level_of(scores: Tensor) -> int:
     if not vmap.is_wrapped(scores):
         raise PrivacyError("the scores do not depend on the example: call the model with the loss's own arguments")
     if not vmap.is_batched(scores) or vmap.is_wrapped(vmap.physical(scores)):
-        raise PrivacyError(
-            "the model was called inside of another vmap or transform of torch.func; call it with one example outside"
-        )
+        raise PrivacyError("the model was called inside of another vmap or transform; call it with one example outside")
     return vmap.level_of(scores)
 
 
@@ -322,9 +320,7 @@ class LipschitzBound:
         self._unwrapped = Unwrapped(model)
         self.model = model = self._unwrapped.module
         if any(map(is_sharded, model.parameters())):
-            raise PrivacyError(
-                "weights of Lipschitz networks are projected whole, not as shards: give each rank the whole model"
-            )
+            raise PrivacyError("Lipschitz weights are projected whole, not as shards: give each rank the whole model")
         self.loss = loss
         self.input_shape = tuple(input_shape)  # of one example, without the batch axis
         self.logit_clipping = logit_clipping
@@ -505,6 +501,4 @@ class LipschitzBound:
 
     def _refuse_changed_weights(self) -> None:
         if self._projected != weight_fingerprint(self.model):
-            raise PrivacyError(
-                "weights were changed within a batch, whose bounds are those at its start: change them between batches"
-            )
+            raise PrivacyError("weights were changed within a batch: its bounds are of its start; change them after")

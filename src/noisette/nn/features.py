@@ -40,10 +40,8 @@ class PatchFeatures(Shown):
     def __init__(self, filters: Tensor, bias: Tensor, stride: int = 1) -> None:
         super().__init__()
         if filters.dim() != 4 or filters.shape[2] != filters.shape[3] or bias.shape != filters.shape[:1]:
-            raise ValueError(
-                "expected filters (filters, channels, side, side) and as many biases, got "
-                f"{tuple(filters.shape)} and {tuple(bias.shape)}"
-            )
+            got = f"{tuple(filters.shape)} and {tuple(bias.shape)}"
+            raise ValueError(f"expected filters (filters, channels, side, side) and as many biases, got {got}")
         self.stride = stride
         self.filters = nn.Buffer(filters.detach().clone(memory_format=torch.contiguous_format))
         self.bias = nn.Buffer(bias.detach().clone())
@@ -258,10 +256,8 @@ class Whitening(nn.Module):
     def __init__(self, mean: Tensor, components: Tensor) -> None:
         super().__init__()
         if mean.dim() != 1 or components.dim() != 2 or components.shape[1] != len(mean):
-            raise ValueError(
-                "expected a mean (numbers,) and components (components, numbers), got "
-                f"{tuple(mean.shape)} and {tuple(components.shape)}"
-            )
+            got = f"{tuple(mean.shape)} and {tuple(components.shape)}"
+            raise ValueError(f"expected a mean (numbers,) and components (components, numbers), got {got}")
         self.mean = nn.Buffer(mean.detach().clone())
         self.components = nn.Buffer(components.detach().clone(memory_format=torch.contiguous_format))
 

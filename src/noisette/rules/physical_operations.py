@@ -46,9 +46,7 @@ def row_by_row(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs:
     if not _only_batched(arguments, "input") or arguments.get("scale_grad_by_freq"):
         return NotImplemented
     if arguments.get("max_norm") is not None:
-        raise PrivacyError(
-            "max_norm rescales the rows that examples look up and saves them without noise; leave max_norm out"
-        )
+        raise PrivacyError("max_norm rescales rows that are looked up and saves them without noise; leave max_norm out")
     input = physical(arguments["input"])
     if func is F.linear:
         bias = arguments.get("bias")

@@ -89,6 +89,7 @@ class PerExampleClip:
     ) -> None:
         if errors not in ("raise", "skip"):
             raise ValueError(f"errors={errors!r} is unknown; choose 'raise' or 'skip'")
+        checks.offers("named_parameters", "a torch.nn.Module", model=model)
         checks.exactly_one(max_grad_norm=max_grad_norm, clipping=clipping)
         checks.offers("clipped_sum", "noisette.engines.BookKeeping()", engine=engine)
         checks.offers("groups", "noisette.AutomaticClipping()", clipping=clipping)

@@ -601,6 +601,8 @@ def privatize(
     with ExitStack() as owned:
         ranks = ranks_of(ranks, owned)
         with ranks.unanimous("the declarations of the run"):
+            offers("pop_sums", "noisette.PerExampleClip(model, max_grad_norm=1.0)", bound=bound)
+            offers("step", "torch.optim.SGD(model.parameters(), lr=1.0)", optimizer=optimizer)
             all_of(
                 partial(check_numbers, **numbers),
                 partial(offers, "compose", "noisette.PldAccountant()", accountant=accountant),

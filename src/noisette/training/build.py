@@ -209,7 +209,7 @@ def _loss(recipe: Recipe, data: DataSet) -> LossOfScores:
     """The squared error of a number, or the cross-entropy times the weight of the class over the largest one."""
     if data.target is not None:
         return lambda predictions, targets: (predictions.squeeze(1) - targets).square()  # (n, 1) and (n,)
-    if (weights := recipe.class_weights(data)) is None:
+    if (weights := recipe.class_weights(data.classes)) is None:
         return partial(nn.functional.cross_entropy, reduction="none")
     relative = relative_weights(weights)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import pkgutil
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Set
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -21,9 +21,8 @@ from noisette.accounting.registry import ACCOUNTANTS, Entry
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.data.columns import Columns, Declaration, DeclarationError, ImageForm, declared, unknown_key
 from noisette.data.dataset import DataSet, Target, hold_out, refuse
-from noisette.data.tables import SUFFIXES
+from noisette.data.tables import SUFFIXES, check_columns
 from noisette.data.words import Numbering
-from noisette.nn.models import names as model_names
 from noisette.nn.models.backbones import folder_of
 from noisette.training.defaults import LARGER_TABLE_NORM, MANY_RECORDS, TABLE, TABLE_NORM, batches_for, delta_for
 
@@ -289,106 +288,109 @@ class Settings:
         """All tables, with these values in them."""
         return {name: own | dict(tables.get(name, {})) for name, own in asdict(self).items()}
 
-    def class_weights(self, data: DataSet) -> list[float] | None:
-        """The weight of each class of the data, in their order, if any; a ``ValueError`` if they do not fit."""
+    def class_weights(self, classes: int) -> list[float] | None:
+        """The weight of each of so many classes, in their order, if any; a ``ValueError`` if they do not fit."""
         weights, names = self.training.class_weights, self.data.classes
         if weights is None:
             return None
-        order = names if isinstance(names, tuple) else tuple(map(str, range(data.classes)))
+        order = names if isinstance(names, tuple) else tuple(map(str, range(classes)))
         wrong = [f"{name!r} is no class" for name in weights if name not in order]
         if wrong := [*wrong, *(f"{name!r} has none" for name in order if name not in weights)]:
             needed = f"class_weights need a number for each class: {'=1,'.join(order)}=1"
             raise ValueError(f"{needed}; {checks.first_few(wrong)}")
         return [weights[name] for name in order]
 
-    def contradictions(self) -> Iterator[str]:
-        """A message for each contradiction of settings."""
+    def contradictions(self) -> Iterator[tuple[set[str], str]]:
+        """A message for each contradiction, after the names of settings of which another value might end it."""
         return chain(self._of_models(), self._of_lipschitz(), self._of_training(), self._of_data())
 
-    def _of_models(self) -> Iterator[str]:
-        model, public = self.model, self.public
+    def _of_models(self) -> Iterator[tuple[set[str], str]]:
+        model, public, projection = self.model, self.public, self.projection
         if model.whitened and model.standardised:
-            yield "whitened features have mean 0 already; leave out standardised, or whitened"
-        if (model.weights is not None or model.backbone is not None) and self.projection.components:
-            yield "public weights were trained on the data itself, not on its projection; leave out one of the two"
+            yield {"whitened"}, "whitened features have mean 0 already; leave out standardised, or whitened"
+        if (model.weights is not None or model.backbone is not None) and projection.components:
+            yield {"components"}, "public weights are for the data, not for its projection; leave out one of the two"
         if model.weights is not None and model.backbone is not None:
-            yield "a backbone brings its own weights; leave out weights, or backbone"
+            yield {"weights"}, "a backbone brings its own weights; leave out weights, or backbone"
         if model.mirrored and model.backbone is None:
-            yield "mirrored is for the features of a backbone; name one, or leave mirrored out"
-        if (self.projection.components > 0) != (self.projection.noise_multiplier > 0):
-            yield "a projection has components and a noise_multiplier; give both, or neither"
+            yield {"backbone"}, "mirrored is for the features of a backbone; name one, or leave mirrored out"
+        if (projection.components > 0) != (projection.noise_multiplier > 0):
+            yield {"components"}, "a projection has components and a noise_multiplier; give both, or neither"
         of_features = model.standardised or model.whitened > 0
+        using = {"batch_norm", "standardised", "whitened"}
         # a file of weights holds the statistics of frozen norms
         given = model.batch_norm == "frozen" and model.weights is not None and not of_features
         if model.batch_norm not in NEED_PUBLIC and not of_features:
             if public != PublicSection():
                 norms = f"batch_norm {', '.join(NEED_PUBLIC)}, or for standardised or whitened features"
-                yield f"public examples are for {norms}, not {model.batch_norm}; leave them out"
+                yield using, f"public examples are for {norms}, not {model.batch_norm}; leave them out"
         elif public.data is None and not given:
             needs = f"whitened = {model.whitened}" if model.whitened else f'batch_norm = "{model.batch_norm}"'
             needs = "standardised = true" if model.standardised else needs
-            yield f'{needs} takes its statistics from public examples; name their set: [public] data = "kmnist"'
+            yield using, f'{needs} takes its statistics from public examples; name their set: [public] data = "kmnist"'
         elif public.data is not None:
             if Path(public.data).resolve() == Path(self.data.name).resolve():
-                yield f"public data {public.data!r} is the set that is trained on, which is private; name another"
+                yield {"name"}, f"public data {public.data!r} is the set that is trained on, so private; name another"
             if public.examples < 2:
-                yield f"expected examples >= 2, got examples={public.examples}: fewer have no variance"
+                yield {"examples"}, f"expected examples >= 2, got examples={public.examples}: fewer have no variance"
 
-    def _of_lipschitz(self) -> Iterator[str]:
+    def _of_lipschitz(self) -> Iterator[tuple[set[str], str]]:
         if not self.lipschitz.used:
             if self.lipschitz.logit_clip:
-                yield "give lipschitz.tau, by which the loss is scaled, or leave out the table lipschitz"
+                yield {"tau"}, "give lipschitz.tau, by which the loss is scaled, or leave out the table lipschitz"
             return
         privacy, plain, norm = self.privacy, PrivacySection(), self.model.batch_norm
         names = ("max_grad_norm", "clipping", "engine")
         if given := [name for name in names if getattr(privacy, name) != getattr(plain, name)]:
-            yield f"with lipschitz layers bound the gradient and nothing is clipped; leave out {', '.join(given)}"
+            yield set(given), f"lipschitz layers bound gradients, nothing is clipped; leave out {', '.join(given)}"
         if norm is not None:
-            yield f"batch_norm = {norm!r} has no Lipschitz bound; leave it out, or the table lipschitz"
+            yield {"batch_norm"}, f"batch_norm = {norm!r} has no Lipschitz bound; leave it out, or the table lipschitz"
         if self.augmentation != AugmentationSection():
-            yield "layers that bound the gradient take each record as it is; leave out augmentation or lipschitz"
+            yield {"views"}, "lipschitz layers take each record as it is; leave out augmentation or lipschitz"
         if self.data.target is not None or self.training.class_weights:
-            yield "the loss of a table lipschitz is for classes of one weight; leave out target and class_weights"
+            yield {"target"}, "the loss of lipschitz is for classes of one weight; leave out target and class_weights"
 
-    def _of_training(self) -> Iterator[str]:
+    def _of_training(self) -> Iterator[tuple[set[str], str]]:
         training, data, optimizer = self.training, self.data, self.training.optimizer
         if optimizer != "sgd" and training.lr is None:
-            yield f'the rule for learning rates is for SGD; with optimizer = "{optimizer}" give lr'
+            yield {"lr"}, f'the rule for learning rates is for SGD; with optimizer = "{optimizer}" give lr'
         if optimizer != "sgd" and training.momentum:
-            yield f'momentum is that of SGD; with optimizer = "{optimizer}" leave it out'
+            yield {"optimizer"}, f'momentum is that of SGD; with optimizer = "{optimizer}" leave it out'
         if training.averaging and training.average_last:
-            yield "averaging and average_last are two averages of the weights; give one of them"
+            yield {"averaging"}, "averaging and average_last are two averages of the weights; give one of them"
         for batches, name in (("truncated", "largest_batch"), ("cyclic", "bands")):
             if (training.batches == batches) != (getattr(training, name) is not None):
-                yield f'batches = "{batches}" needs {name}, and no other batches have it'
+                yield {"batches", name}, f'batches = "{batches}" needs {name}, and no other batches have it'
         if (largest := training.largest_batch) is not None and largest < (expected := training.batch_size):
-            enough = expected + math.ceil(5 * math.sqrt(expected))
-            yield f"largest_batch = {largest} would cut most batches, of {expected} expected; give {enough} or more"
+            few, enough = f"largest_batch = {largest} would cut most", expected + math.ceil(5 * math.sqrt(expected))
+            yield {"batch_size"}, f"{few} batches, of {expected} expected; give {enough} or more"
         if self.augmentation.views > 1 and not self.augmentation.moves:
-            yield "views of a record are mirrored or shifted; give flip = true or shift to the augmentation"
+            yield {"flip", "shift"}, "views are mirrored or shifted; give flip = true or shift to the augmentation"
         if training.class_weights and data.target is not None:
-            yield "class_weights are for classes, not for a number to predict; leave them out, or target"
+            yield {"target"}, "class_weights are for classes, not for a number to predict; leave them out, or target"
 
-    def _of_data(self) -> Iterator[str]:
+    def _of_data(self) -> Iterator[tuple[set[str], str]]:
         data, batches = self.data, self.training.batches
         if data.image_size is None and data.grey:
-            yield "grey is the colour of images that are brought to a size; give image_size"
+            yield {"image_size"}, "grey is the colour of images that are brought to a size; give image_size"
         if data.holdout is not None and batches == "truncated":
-            yield "how many are held out is random, not public: leave out holdout, or take other batches than truncated"
+            many = "how many are held out is random, not public"
+            yield {"batches"}, f"{many}: leave out holdout, or take other batches than truncated"
         if data.holdout is not None and data.test is not None:
-            yield "test examples come from a second file or are held out; give test or holdout, not both"
+            yield {"test"}, "test examples come from a second file or are held out; give test or holdout, not both"
         if data.target is None and data.unit:
-            yield "unit is that of a number to predict; give its bounds as target"
+            yield {"target"}, "unit is that of a number to predict; give its bounds as target"
         if data.users is None:
             if data.records_per_user is not None or data.public_users is not None:
-                yield "records_per_user and public_users are for a guarantee for users; give the column users"
+                yield {"users"}, "records_per_user and public_users are for guarantees for users; give the column users"
             return
         if data.records_per_user is None:
-            yield f"users = {data.users!r} needs records_per_user: the most records of one user that are used"
+            most = "records_per_user: the most records of one user that are used"
+            yield {"records_per_user"}, f"users = {data.users!r} needs {most}"
         if self.projection.components:
-            yield "private principal components have a guarantee for records; leave them out, or users"
+            yield {"users"}, "private principal components have a guarantee for records; leave them out, or users"
         if batches != "poisson":
-            yield f'with users batches are Poisson; leave batches = "{batches}" out'
+            yield {"batches"}, f'with users batches are Poisson; leave batches = "{batches}" out'
 
 
 @dataclass(frozen=True)
@@ -396,7 +398,7 @@ class Recipe(Settings):
     """Everything that determines a run, except the secret noise; a ``ValueError`` lists what contradicts itself."""
 
     def __post_init__(self) -> None:
-        if problems := list(self.contradictions()):
+        if problems := [problem for _, problem in self.contradictions()]:
             raise ValueError("; ".join(problems))
 
     @classmethod
@@ -441,9 +443,7 @@ def _recipe_in(path: Path) -> dict[str, Any]:
     if is_schema or (isinstance(own, dict) and isinstance(own.get("columns"), str)):
         what = "is a schema, not a recipe" if is_schema else "names a schema as columns"
         place = "under [data], and those of a column under [data.columns.NAME]"
-        raise ValueError(
-            f"{path} {what}: noisette train takes a schema as --columns; in a recipe its lines are {place}"
-        )
+        raise ValueError(f"{path} {what}: noisette train takes a schema as --columns; in recipes its lines go {place}")
     return tables
 
 
@@ -544,11 +544,13 @@ def _suited(data: DataSection, model: str, epsilon: float) -> tuple[PrivacySecti
     return privacy, TrainingSection(lr=None, batch_size=batches.expected_batch_size, epochs=batches.epochs)
 
 
-def check_model(name: str) -> None:
-    """Check that a model has this name, as far as it takes no torch."""
-    if ":" not in name and name not in model_names() and not Path(name).is_dir():
-        own = "give your own as package.module:callable or a folder of Hugging Face"
-        raise ValueError(f"no model {name!r}; there are {', '.join(model_names())}, or {own}")
+def check_data(recipe: Settings, unknown: Set[str] = frozenset()) -> None:
+    """Check without a record that data are there, and have the columns unless a setting of the data is ``unknown``."""
+    for name in (recipe.data.name, recipe.public.data or recipe.data.name):
+        if name not in data_sets.names() and not Path(name).exists():
+            data_sets.load(name)
+    if recipe.data.name.lower().endswith(SUFFIXES) and unknown.isdisjoint(own.name for own in fields(DataSection)):
+        check_columns(Path(recipe.data.name), declaration_of(recipe))
 
 
 def load_data(recipe: Settings, data_dir: Path | None, *, holdout_key: bytes = b"") -> DataSet:

@@ -69,6 +69,13 @@ def in_words(folder: Path) -> str:
     return f"{folder} was cut off before its first checkpoint, so it cannot be continued. {spent}"
 
 
+def check_folder(out: Path) -> None:
+    """Check that files can be written into this folder, or that it can be made; a ``ValueError`` if not."""
+    nearest = next(place for place in (out, *out.absolute().parents) if place.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        raise ValueError(f"{nearest} is not a folder that you can write to; choose another --out")
+
+
 class RunFolder:
     """The folder of a run, see ``docs/reference/run-folder.md``. Use it in a ``with`` block around the training.
 
@@ -76,7 +83,7 @@ class RunFolder:
     without :meth:`complete` leaves nothing if no privacy was spent, and the ledger and the checkpoints otherwise.
 
     Raises:
-        ValueError: ``out`` exists, and is not a run or holds other files too; or it is to lie in what is no folder.
+        ValueError: ``out`` exists, and is not a run or holds other files too; or no folder can be made there.
     """
 
     def __init__(self, out: Path) -> None:
@@ -86,8 +93,7 @@ class RunFolder:
         self._resumed = self._whole = False
         if self.out.exists():
             _check_is_run(self.out, str(out))
-        if not (above := next(parent for parent in self.out.parents if parent.exists())).is_dir():
-            raise ValueError(f"{above} is not a folder, so {out} cannot be made in it; choose another --out")
+        check_folder(self.out.parent)
 
     @classmethod
     def unfinished(cls, place: Path) -> Self:

@@ -44,6 +44,8 @@ class SavedModel:
             ValueError: it is no run folder, a file was changed, or its model cannot be built from it.
         """
         run = FinishedRun.read(folder)
+        if text is not None and not run.words:
+            raise ValueError("the run was trained on no texts; leave out --text, the column of a text")
         recipe = run.recipe_with(model, folder).changed({} if text is None else {"data": {"text": text}}, "the run")
         shape, declared = run.input_shape, declaration_of(recipe)
         inputs = np.zeros((2, *shape), np.int64 if run.words else np.float32)

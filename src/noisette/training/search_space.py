@@ -11,7 +11,7 @@ from operator import attrgetter
 from random import Random
 from typing import Any, Self, TypeAlias
 
-from noisette.data.columns import close_name
+from noisette.data.columns import meant
 from noisette.training.recipe import Recipe
 from noisette.training.report.facts import shown
 
@@ -209,9 +209,9 @@ def _full_name(name: str) -> str:
     if len(found) > 1:
         raise ValueError(f"several tables have it: say {' or '.join(found)}")
     if not found:
-        close = close_name(name, [*_SETTINGS, *(full.partition(".")[2] for full in _SETTINGS)])
-        hint = f"did you mean {close}?" if close else "noisette train --help and the recipes list them"
-        raise ValueError(f"no recipe has this setting; {hint}")
+        known = [*_SETTINGS, *(full.partition(".")[2] for full in _SETTINGS)]
+        otherwise = "noisette train --help and the recipes list them"
+        raise ValueError(f"no recipe has this setting; {meant(name, known, otherwise)}")
     return found[0]
 
 

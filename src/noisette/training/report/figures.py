@@ -91,6 +91,7 @@ class Panel:
     name: str  # of the line
     points: Sequence[tuple[float, float]]  # from left to right
     lowest: float | None = None  # where the vertical axis begins; unless given a little below the values
+    highest: float | None = None  # where it ends at the latest
     level: tuple[str, float] | None = None  # the name and the height of a dashed line
     by_factors: bool = False  # whether the horizontal axis is logarithmic, with a tick at each point
 
@@ -113,7 +114,7 @@ def as_svg(panel: Panel) -> str:
             ends += f"; dashed, {panel.level[0]}: {panel.level[1]:.3g}"
         axes.legend(frameon=False)
         axes.margins(y=0.1)
-        axes.set_ylim(bottom=panel.lowest)
+        axes.set_ylim(panel.lowest, None if panel.highest is None else min(axes.get_ylim()[1], panel.highest))
         for axis, values in ((axes.xaxis, x), (axes.yaxis, y)):
             counts = all(isinstance(value, int) for value in values)  # such as steps
             axis.set_major_locator(MaxNLocator(nbins=6, integer=counts))
@@ -132,7 +133,7 @@ def recall_and_precision(facts: Facts) -> list[tuple[Panel, str]]:
     if not isinstance(test, ClassFigures) or test.found is None or not test.recall_precision:
         return []
     line, rate = f"average {test.average_precision:.3f}", ("base rate", test.found_share)
-    panel = Panel("Precision against recall", "recall", "precision", line, test.recall_precision, 0, rate)
+    panel = Panel("Precision against recall", "recall", "precision", line, test.recall_precision, 0, None, rate)
     return [(panel, f"Of {facts.class_names[test.found]}, as the threshold of its probability is lowered.")]
 
 

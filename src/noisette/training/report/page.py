@@ -106,8 +106,8 @@ def documents_of_curve(runs: Sequence[Facts], baseline: Facts | None) -> dict[st
         line = [(run.epsilon, value) for run, of in zip(runs, measured, strict=True) if (value := of[what]) is not None]
         level = ("without privacy", value) if (value := plain.get(what)) is not None else None
         if line:
-            title = f"{mark}Test {what} against ε"
-            panels.append(Panel(title, "ε", f"test {what}", "private", line, level=level, by_factors=True))
+            title, most = f"{mark}Test {what} against ε", 1.0 if what in ("accuracy", "AUC") else None
+            panels.append(Panel(title, "ε", f"test {what}", "private", line, None, most, level, by_factors=True))
     rows = [
         (
             f"epsilon {upward(run.epsilon)}" if run.private else "without privacy",
@@ -116,6 +116,8 @@ def documents_of_curve(runs: Sequence[Facts], baseline: Facts | None) -> dict[st
         for run, of in zip((*runs, baseline), (*measured, plain), strict=True)
         if run is not None
     ]
+    if (test := first.test) is not None and not isinstance(test, NumberFigures):
+        rows.append(("best constant", f"accuracy {test.base_rate:.4g}, log loss {test.base_log_loss:.4g}"))
     remarks = [
         f"The {len(runs)} private runs together cost epsilon {upward(together)} at delta {power_of_ten(privacy.delta)} "
         f"({privacy.accountant}; {first.neighbouring}): they are releases about one data set, fixed before the "
