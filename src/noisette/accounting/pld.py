@@ -370,6 +370,7 @@ class PldAccountant:
 
     name = "pld"
     description = "privacy loss distribution"
+    supports_sampling = True
 
     def compose(self, events: Events) -> PldCurve:
         full: dict[Event, int] = {}

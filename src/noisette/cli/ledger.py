@@ -285,8 +285,12 @@ def _delta_of_run(ledger: Path) -> float:
 def repair(place: Place) -> None:
     """Drop a last line that a crash cut off. No other damage is repaired; the privacy cost does not decrease.
 
+    The lines that a finished run has sealed are all needed: an error says so where some are lost.
+
     Example: noisette ledger repair run
     """
     path = ledger_at(place)
     done = "the last line was cut off and is repaired" if Ledger.repair(path) else "nothing to repair"
     typer.echo(f"{path}: {done}")
+    if (path.parent / run_folder.RUN_FILE).exists():
+        run_folder.sealed_facts(path.parent)

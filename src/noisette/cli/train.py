@@ -498,7 +498,9 @@ def curve(
     cost together.
     """
     mistakes = checks.Mistakes()
-    read = mistakes.check(lambda: options.numbers("epsilon", epsilon, _BUDGETS, lambda e: e > 0, "numbers above 0"))
+    read = mistakes.check(
+        lambda: options.numbers("epsilon", epsilon, _BUDGETS, lambda e: 0 < e < math.inf, "numbers above 0")
+    )
     budgets = sorted(set(read or ()))
     if read and len(budgets) < len(read):
         mistakes.add(f"expected --epsilon as different budgets, one for each run, got {epsilon!r}")

@@ -69,8 +69,7 @@ class Microbatch:
     @cached_property
     def count(self) -> int:
         """The number of examples; a PrivacyError if no tensor, or tensors of different lengths, tell it."""
-        if {tensor.layout for tensor in self.tensors} - {torch.strided}:
-            has_rows(self.tensors)
+        has_rows(self.tensors)
         shapes = [tuple(tensor.shape) for tensor in self.tensors]
         if not shapes:
             raise PrivacyError("there is no tensor among the arguments: pass examples, a dictionary without *")
