@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from itertools import pairwise
@@ -254,18 +255,19 @@ def _characteristic(one: LossDistribution, tilted: Tilted, c: float, step: float
     losses = step * (one.losses[likely] - tilted.mean)
     fine = _powers(np.exp(1j * losses), rows)
     coarse = _powers(np.exp(1j * rows * losses), math.ceil(n / rows)) * weights
-    with _linear_algebra().limit(limits=1, user_api="blas"):
-        factor = (coarse @ fine.T).ravel()[:n]
+    factor = (coarse @ fine.T).ravel()[:n]
     left_out = LEAST_WEIGHT * (len(tilted.weights) - len(weights))
     phases = n * step * (float(weights @ np.abs(one.losses[likely])) + abs(tilted.mean))
     exponents = float(tilted.weights @ np.abs(c * one.losses)) + abs(tilted.log_mean)
     return factor, one.uncertainty + left_out + 4 * ROUNDING * (phases + exponents + 2 * rows)
 
 
-@cache
-def _linear_algebra() -> ThreadpoolController:
-    """The threads of matrix products: for these small ones more than one would mostly wait for each other."""
-    return ThreadpoolController()
+_linear_algebra = cache(ThreadpoolController)
+
+
+def _one_thread() -> AbstractContextManager[object]:
+    """Within it products of arrays have one thread: of these small ones several would mostly wait for each other."""
+    return _linear_algebra().limit(limits=1, user_api="blas")
 
 
 def _powers(base: np.ndarray, count: int) -> np.ndarray:
@@ -299,7 +301,8 @@ class PldCurve:
             return math.inf
         if not self._releases:
             return GdpCurve(self.mu).epsilon(delta=delta)
-        return max(one.epsilon(delta) for one in self._composed(TAIL_SHARE * delta / self._releases))
+        with _one_thread():
+            return max(one.epsilon(delta) for one in self._composed(TAIL_SHARE * delta / self._releases))
 
     def delta(self, *, epsilon: float) -> float:
         not_negative(epsilon=epsilon)
@@ -310,8 +313,9 @@ class PldCurve:
             return GdpCurve(self.mu).delta(epsilon=epsilon)
         guess, least = FIRST_DELTA, 1.0
         for _ in range(SEARCHES):
-            both = self._composed(TAIL_SHARE * guess / self._releases)
-            found = max(one.delta(epsilon) for one in both)
+            with _one_thread():
+                both = self._composed(TAIL_SHARE * guess / self._releases)
+                found = max(one.delta(epsilon) for one in both)
             least = min(least, found)
             if guess / 100 <= found <= guess * 100:
                 break
