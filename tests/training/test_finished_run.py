@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial, reduce
+from functools import reduce
 from operator import getitem
 from pathlib import Path
 from typing import Any
@@ -192,19 +192,29 @@ def test_code_is_not_searched_in_the_folder_of_the_run(own):
     refusal(noisette("predict", own, rows, *named), "the folder of the run is not searched")
 
 
+LOOKING = """
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from noisette import cli
+
+path, run = list(sys.path), Path(sys.argv[1])
+cli.app = lambda: print(find_spec("evil") is not None)
+for change in (lambda: None, (run / "run.json").unlink, lambda: (run / "other").rename(run / "checkpoint")):
+    change()
+    sys.path[:] = path
+    cli.main()
+"""
+
+
 @pytest.mark.parametrize("inside", [".", "deeper"])
 def test_the_command_imports_nothing_from_the_run_folder_that_it_stands_in(run, inside):
     (run / inside).mkdir(exist_ok=True)
     (run / inside / "evil.py").write_text(EVIL)
-    show = "import sys; from noisette import cli; cli.app = lambda: print('found' if ok() else 'not found')\n"
-    code = show + "from importlib.util import find_spec\nok = lambda: find_spec('evil')\ncli.main()"
-    printed = partial(subprocess.check_output, [sys.executable, "-c", code], cwd=run / inside, text=True)
-    assert printed() == "not found\n"
-    (run / "run.json").unlink()
-    assert printed() == "found\n", "of no run folder"
-    (run / "checkpoint").mkdir()
-    (run / "checkpoint" / "settings.json").touch()
-    assert printed() == "not found\n", "of a run that has not ended"
+    (run / "other").mkdir()
+    (run / "other" / "settings.json").touch()
+    told = subprocess.check_output([sys.executable, "-c", LOOKING, run], cwd=run / inside, text=True)
+    assert told.split() == ["False", "True", "False"], "in a finished run, in no run, in one that has not ended"
 
 
 DEEP: Any = []
