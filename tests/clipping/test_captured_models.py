@@ -99,8 +99,8 @@ def drops(m: nn.Module, x: Tensor) -> Tensor:
 RANDOM = {
     "functions": Model(lambda: Forward(drops, layer=nn.Linear(4, 4)), floats(4), squares),
     "BiLSTM": Model(lambda: networks.bilstm_dl((5, 4), 3), labelled(5, 4), entropy),
-    "LSTM": Model(lambda: reader(nn.LSTM, dropout=0.3), words(4), entropy),
-    "Transformer encoder": Model(lambda: encoder(dropout=0.2), padded_words, entropy),
+    "LSTM": Model(lambda: reader(nn.LSTM, dropout=0.3, layers=2), words(4), entropy),
+    "Transformer encoder": Model(lambda: encoder(dropout=0.2, layers=2), padded_words, entropy),
 }
 
 

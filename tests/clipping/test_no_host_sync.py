@@ -5,11 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import captured_models
-from captured_models import Model, encoder, entropy, padded_words, reader, words
+from captured_models import MODELS, entropy
 from noisette.capture import step
 from noisette.clipping import engines
 from noisette.clipping.engines import BookKeeping, ReweightGP
@@ -40,11 +38,6 @@ class HostReads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-MODELS = {
-    **{name: captured_models.MODELS[name] for name in ("LeNet-5", "VGG, group norm")},
-    "Transformer encoder": Model(lambda: encoder(layers=1), padded_words, entropy),
-    "LSTM": Model(lambda: reader(nn.LSTM, layers=1), words(4), entropy),
-}
 LARGE = pytest.param("VGG, group norm", marks=pytest.mark.slow)
 every_model = pytest.mark.parametrize("name", ["LeNet-5", LARGE, "Transformer encoder", "LSTM"])
 every_engine = pytest.mark.parametrize("engine", [BookKeeping(), ReweightGP()], ids=lambda e: type(e).__name__)

@@ -58,13 +58,13 @@ def with_public_statistics(norm: Any) -> nn.Module:
     return convert_batch_norm(nn.Sequential(*parts), to=norm, public=torch.randn(6, 2, 8, 8))
 
 
-def reader(kind: type[nn.RNNBase], dropout: float = 0.0, layers: int = 2) -> nn.Module:
+def reader(kind: type[nn.RNNBase], dropout: float = 0.0, layers: int = 1) -> nn.Module:
     states = kind(4, 5, layers, bidirectional=True, batch_first=True, dropout=dropout)
     parts = {"words": nn.Embedding(WORDS, 4), "states": states, "scores": nn.Linear(10, 3)}
     return Forward(lambda m, x: m.scores(m.states(m.words(x))[0].mean(1)), **parts)
 
 
-def encoder(dropout: float = 0.0, layers: int = 2) -> nn.Module:
+def encoder(dropout: float = 0.0, layers: int = 1) -> nn.Module:
     layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=dropout, batch_first=True)
     stack = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
     parts = {"words": nn.Embedding(WORDS, 8), "layers": stack, "scores": nn.Linear(8, 3)}

@@ -6,12 +6,12 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import fields
 from functools import reduce
+from importlib.util import find_spec
 from operator import getitem
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from command_line import after_step, facts, noisette, refusal, reseal, succeeded, train
+from noisette import cli
 from noisette.audit.audited_run import AuditedRun
 from noisette.training.run_folder import FinishedRun
 from noisette.training.saved_model import SavedModel
@@ -194,29 +195,25 @@ def test_code_is_not_searched_in_the_folder_of_the_run(own):
     refusal(noisette("predict", own, rows, *named), "the folder of the run is not searched")
 
 
-LOOKING = """
-import sys
-from importlib.util import find_spec
-from pathlib import Path
-from noisette import cli
-
-path, run = list(sys.path), Path(sys.argv[1])
-cli.app = lambda: print(find_spec("evil") is not None)
-for change in (lambda: None, (run / "run.json").unlink, lambda: (run / "other").rename(run / "checkpoint")):
-    change()
-    sys.path[:] = path
-    cli.main()
-"""
-
-
 @pytest.mark.parametrize("inside", [".", "deeper"])
-def test_the_command_imports_nothing_from_the_run_folder_that_it_stands_in(run, inside):
+def test_the_command_imports_nothing_from_the_run_folder_that_it_stands_in(run, inside, monkeypatch):
     (run / inside).mkdir(exist_ok=True)
     (run / inside / "evil.py").write_text(EVIL)
-    (run / "other").mkdir()
-    (run / "other" / "settings.json").touch()
-    told = subprocess.check_output([sys.executable, "-c", LOOKING, run], cwd=run / inside, text=True)
-    assert told.split() == ["False", "True", "False"], "in a finished run, in no run, in one that has not ended"
+    monkeypatch.chdir(run / inside)
+    monkeypatch.setattr(cli, "app", lambda: None)
+    elsewhere = list(sys.path)
+
+    def is_found() -> bool:
+        monkeypatch.setattr(sys, "path", ["", *elsewhere])
+        cli.main()
+        return find_spec("evil") is not None
+
+    assert not is_found()
+    (run / "run.json").unlink()
+    assert is_found(), "of no run folder"
+    (run / "checkpoint").mkdir()
+    (run / "checkpoint" / "settings.json").touch()
+    assert not is_found(), "of a run that has not ended"
 
 
 DEEP: Any = []

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import cast
 
@@ -262,14 +261,6 @@ def _characteristic(one: LossDistribution, tilted: Tilted, c: float, step: float
     return factor, one.uncertainty + left_out + 4 * ROUNDING * (phases + exponents + 2 * rows)
 
 
-_linear_algebra = cache(ThreadpoolController)
-
-
-def _one_thread() -> AbstractContextManager[object]:
-    """Within it products of arrays have one thread: of these small ones several would mostly wait for each other."""
-    return _linear_algebra().limit(limits=1, user_api="blas")
-
-
 def _powers(base: np.ndarray, count: int) -> np.ndarray:
     """The powers 0 to ``count - 1`` of each number, by repeated multiplication."""
     factors = np.empty((count, len(base)), dtype=complex)
@@ -281,6 +272,8 @@ def _powers(base: np.ndarray, count: int) -> np.ndarray:
 TAIL_SHARE, LEAST_TAIL = 1e-5, 1e-320
 FIRST_DELTA, SEARCHES = 1e-7, 9  # where delta is sought: its first guess, and the most searches with a better one
 MOST_RELEASES = 10**12  # of more the rounding would leave nothing certain: they have no finite epsilon
+# Of products of arrays as small as these several threads would mostly wait for each other.
+_on_one_thread = ThreadpoolController().wrap(limits=1, user_api="blas")
 
 
 @dataclass(frozen=True, eq=False)
@@ -291,6 +284,7 @@ class PldCurve:
     mu: float  # distance of the means of the Gaussian mechanism that all releases over all records are together
     divergences: RdpCurve | None  # of all other events together
 
+    @_on_one_thread
     def epsilon(self, *, delta: float) -> float:
         """Epsilon at this delta, the larger of both directions: an upper bound, ``inf`` for more than 10^12 releases.
 
@@ -301,9 +295,9 @@ class PldCurve:
             return math.inf
         if not self._releases:
             return GdpCurve(self.mu).epsilon(delta=delta)
-        with _one_thread():
-            return max(one.epsilon(delta) for one in self._composed(TAIL_SHARE * delta / self._releases))
+        return max(one.epsilon(delta) for one in self._composed(TAIL_SHARE * delta / self._releases))
 
+    @_on_one_thread
     def delta(self, *, epsilon: float) -> float:
         not_negative(epsilon=epsilon)
         epsilon = min(epsilon, MOST_EPSILON)  # where delta is larger, if anything
@@ -313,9 +307,8 @@ class PldCurve:
             return GdpCurve(self.mu).delta(epsilon=epsilon)
         guess, least = FIRST_DELTA, 1.0
         for _ in range(SEARCHES):
-            with _one_thread():
-                both = self._composed(TAIL_SHARE * guess / self._releases)
-                found = max(one.delta(epsilon) for one in both)
+            both = self._composed(TAIL_SHARE * guess / self._releases)
+            found = max(one.delta(epsilon) for one in both)
             least = min(least, found)
             if guess / 100 <= found <= guess * 100:
                 break

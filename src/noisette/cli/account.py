@@ -229,7 +229,7 @@ def plan(
         partial(calibrate.check_ranges, **budget),
         partial(_check_below_one_record, delta, most),
         partial(options.whole_numbers, "batch-sizes", batch_sizes, "256,1024", most=most),
-        partial(options.numbers, "epochs", epochs, "1,2.5,10", lambda n: 0 < n < math.inf, "numbers above 0"),
+        partial(options.numbers, "epochs", epochs, "1,2.5,10", *options.ABOVE_0),
     )
     sizes, passes = sorted(set(sizes)), sorted(set(passes))
     options.at_most(options.MOST_STEPS, steps=max(passes) * size / sizes[0])

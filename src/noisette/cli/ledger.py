@@ -285,8 +285,6 @@ def _delta_of_run(ledger: Path) -> float:
 def repair(place: Place) -> None:
     """Drop a last line that a crash cut off. No other damage is repaired; the privacy cost does not decrease.
 
-    The lines that a finished run has sealed are all needed: an error says so where some are lost.
-
     Example: noisette ledger repair run
     """
     path = ledger_at(place)

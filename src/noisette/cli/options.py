@@ -72,6 +72,9 @@ def numbers(
     return found
 
 
+ABOVE_0: Any = (lambda number: 0 < number < math.inf, "numbers above 0")  # what fits, in code and in words
+
+
 def whole_numbers(option: str, given: str, example: str, *, count: int = 0, most: float = math.inf) -> tuple[int, ...]:
     """The same of whole numbers from 1."""
     form = f"whole numbers from 1{'' if most == math.inf else f' to {most}'}"
