@@ -3,10 +3,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-# `make check` takes a minute and a half: rules, clipping, accounting without its longest files, sampling and mechanisms.
+# `make check` takes a minute and a half: core, rules, clipping, noise, accounting without its longest files.
 # `worksteal` gives neighbouring tests, which share fixtures, to one process.
 CHECK := tests/test_architecture.py tests/rules tests/core \
-  $(addprefix tests/,clipping accounting sampling mechanisms) --ignore=tests/accounting/test_calibrate.py \
+  $(addprefix tests/,clipping noise accounting) --ignore=tests/accounting/test_calibrate.py \
   --ignore=tests/accounting/test_group_privacy.py --ignore=tests/accounting/test_prices.py
 PYTEST := $(BIN)/pytest -n 2 --dist worksteal --durations=40 --durations-min=5
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from threadpoolctl import threadpool_limits
 
 from noisette.accounting.pld import PldCurve
 from noisette.core.noise import SecretKey
@@ -44,8 +45,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread():
-    """Times and roundings do not depend on the number of cores."""
+    """Times and roundings do not depend on the number of cores, and processes do not wait for each other."""
     torch.set_num_threads(1)
+    threadpool_limits(1, user_api="blas")  # of NumPy and SciPy
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,6 +1,7 @@
 """What every registered accountant has in common."""
 
 import math
+from contextlib import nullcontext
 
 import pytest
 from hypothesis import given, settings
@@ -8,6 +9,8 @@ from hypothesis import strategies as st
 
 from noisette.accounting import FixedSizeGaussian, Gaussian, GroupPrivacy, PoissonGaussian
 from noisette.accounting.registry import ACCOUNTANTS
+from noisette.errors import UnsupportedEventError
+from noisette.training.recipe import accountant_names
 
 FULL = PoissonGaussian(1.0, 4.0)  # the one kind of release that every accountant supports
 every_accountant = pytest.mark.parametrize("accountant", ACCOUNTANTS.values(), ids=lambda a: a.name)
@@ -37,6 +40,13 @@ def test_a_bad_delta_or_epsilon_is_refused_by_name(accountant):
 
 
 @every_accountant
+def test_those_that_support_sampled_batches_say_so_and_can_be_named_in_a_recipe(accountant):
+    with nullcontext() if accountant.supports_sampling else pytest.raises(UnsupportedEventError, match="sampling_rate"):
+        accountant.compose({PoissonGaussian(0.5, 1.0): 1})
+    assert (accountant.name in accountant_names()) == accountant.supports_sampling
+
+
+@every_accountant
 def test_delta_at_epsilon_zero(accountant):
     """At most 1, and at least the advantage of an attacker: two Gaussians a quarter of a deviation apart."""
     delta = accountant.compose({Gaussian(4.0): 1}).delta(epsilon=0)
@@ -58,7 +68,7 @@ deltas = st.floats(-8, -3).map(lambda x: 10**x)
 @settings(max_examples=4, deadline=None)
 @given(rates, noises, st.integers(1, 1000), deltas)
 def test_costs_are_monotone(accountant, rate, noise, steps, delta):
-    rate = 1.0 if accountant.name == "gdp" else rate
+    rate = rate if accountant.supports_sampling else 1.0
 
     def cost(rate, noise, steps, delta):
         return accountant.compose({PoissonGaussian(rate, noise): steps}).epsilon(delta=delta)
@@ -77,7 +87,7 @@ def test_costs_are_monotone(accountant, rate, noise, steps, delta):
 @every_accountant
 def test_extreme_parameters_have_a_cost(accountant):
     for rate, noise in [(1e-300, 1e-300), (0.5, 0.05), (0.5, 1e300), (1.0, 1e-300), (1.0, 1e300), (1e-300, 1e4)]:
-        if accountant.name == "gdp" and rate < 1:
+        if rate < 1 and not accountant.supports_sampling:
             continue
         run = accountant.compose({PoissonGaussian(rate, noise): 1000})
         assert all(run.epsilon(delta=delta) >= 0 for delta in (1e-300, 1e-5))

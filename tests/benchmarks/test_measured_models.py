@@ -25,7 +25,6 @@ def test_models_have_as_many_parameters_as_the_published_ones(name, parameters):
 
 @pytest.mark.parametrize("build", [partial(vit_small, 24, 1, 32), partial(bert_base, 24, 1), partial(gpt2, 24, 1)])
 def test_models_of_transformers_take_private_steps_of_finite_weights(build):
-    pytest.importorskip("transformers")
     words = VOCABULARY.get({bert_base: "bert", gpt2: "gpt2"}.get(build.func, ""))
     model = Model("small", build, (7,) if words else (3, 32, 32), 2, words, (7,) if build.func is gpt2 else ())
     trained = model.build()

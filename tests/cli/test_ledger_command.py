@@ -169,6 +169,9 @@ def test_a_cut_line_is_refused_until_it_is_repaired_by_who_has_the_ledger(folder
         assert [run(*command).exit_code for command in commands] == [0, 0]
         assert "open for writing elsewhere" in run("repair", folder).stderr
     assert run("repair", folder).stdout == f"{path}: nothing to repair\n"
+    (folder / "run.json").write_text(sealed({"private": True, "ledger_head": "of the line cut off"}, {}))
+    lost = "lines are missing; what the run itself cost is in privacy.txt); restore it from a copy"
+    refusal(run("repair", folder), lost)
 
 
 def unfinished(folder: Path, number: int = 1, *, checkpoint: bool = True) -> Path:

@@ -21,6 +21,7 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen([*TORCHRUN, "train", *arguments], cwd=folder, env=ENVIRONMENT, **pipes)
 
 
+@pytest.mark.slow
 def test_two_ranks_make_one_run(tmp_path):
     process = start(tmp_path, "--epochs", "2", "--out", "run")
     printed, problems = process.communicate(timeout=120)

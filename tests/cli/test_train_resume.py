@@ -30,7 +30,7 @@ warnings.simplefilter("ignore")
 import torch
 torch.set_num_threads(1)
 import noisette.cli.train, noisette.training.loop, noisette.training.report, noisette.data
-import dp_accounting.rdp, matplotlib.figure, sklearn.datasets, torch._dynamo  # once, not in every child
+import matplotlib.figure, sklearn.datasets, torch._dynamo  # once, not in every child
 from noisette.cli import main
 from noisette.core.release import GaussianRelease
 

@@ -37,9 +37,13 @@ def weighted(model: nn.Module, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
     return F.cross_entropy(model(x), y, reduction="none")[0] * weights[y][0]
 
 
-def expected_with(model: nn.Module, weights: Tensor) -> dict[str, Tensor]:
+def step_and_check(run: PrivateRun, weights: Tensor) -> None:
+    """Release the sum of a batch of all records, which is that of single examples with these weights."""
+    model = run.bound.model
     found = example_gradients(model, lambda m, x, y: weighted(m, x, y, weights), (X, Y)).clipped(0.5)
-    return {name: total / 8 for name, total in found.sums.items()}
+    run.optimizer.step()
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(p.grad, found.sums[name] / 8, rtol=1e-6, atol=1e-8)
 
 
 BY_THE_LOOP: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -63,15 +67,12 @@ def test_a_tensor_computed_from_the_batch_is_refused_in_the_first_step(name, cap
 
 @pytest.mark.parametrize("capture", ["eager", "graph"])
 def test_constants_from_before_the_run_are_welcome(capture: str) -> None:
-    model, table = net(), torch.tensor([2.0, 0.5], dtype=torch.float64)
-    with run_of(model, capture) as run:
+    table = torch.tensor([2.0, 0.5], dtype=torch.float64)
+    with run_of(net(), capture) as run:
         for batch in run.batches():
-            expected = expected_with(model, table)
             for x, y in batch.microbatches(8):
                 run.accumulate(lambda m, x, y: weighted(m, x, y, table), x, y)
-            run.optimizer.step()
-            for name, p in model.named_parameters():
-                torch.testing.assert_close(p.grad, expected[name], rtol=1e-6, atol=1e-8)
+            step_and_check(run, table)
     assert run.steps_taken == 3
 
 
@@ -89,19 +90,15 @@ def test_a_constant_that_is_written_between_calls_is_refused() -> None:
 
 def test_what_is_declared_public_may_be_new_in_each_step() -> None:
     """The remedy for numbers that no record has been used for; values of records become an argument with a row each."""
-    model = net()
-    with run_of(model) as run:
+    with run_of(net()) as run:
         for k, batch in enumerate(run.batches()):
             weights = torch.tensor([1.0 + k, 0.5], dtype=torch.float64)
-            expected = expected_with(model, weights)
             for x, y in batch.microbatches(8):
                 if k == 2:
                     run.accumulate(lambda m, x, y, w: weighted(m, x, y, w[0]), x, y, weights.expand(len(x), 2))
                 else:
                     run.accumulate(lambda m, x, y, w=weights: weighted(m, x, y, w), x, y, public=[weights])
-            run.optimizer.step()
-            for name, p in model.named_parameters():
-                torch.testing.assert_close(p.grad, expected[name], rtol=1e-6, atol=1e-8)
+            step_and_check(run, weights)
 
 
 def test_without_a_run_a_new_tensor_in_the_second_call_is_refused() -> None:

@@ -224,6 +224,5 @@ def test_what_cannot_number_words(tmp_path: Path) -> None:
     for settings in ({"tokens": 0}, {"words": 1}):
         with pytest.raises(DataError, match="expected tokens >= 1 and words >= 2"):
             Numbering(**settings)
-    pytest.importorskip("transformers", reason="transformers is not installed")
     with pytest.raises(DataError, match="holds no tokenizer that can be loaded"):
         Numbering(folder=tmp_path).number(["a"])

@@ -252,7 +252,6 @@ def typed_table(folder: Path, suffix: str, rows: list[dict[str, Any]]) -> str:
     if suffix == ".csv":
         frame.to_csv(path, index=False)
     elif suffix == ".parquet":
-        pytest.importorskip("pyarrow", reason="pyarrow is not installed")
         frame.to_parquet(path, index=False)
     elif suffix == ".xlsx":
         pytest.importorskip("openpyxl", reason="openpyxl is not installed")

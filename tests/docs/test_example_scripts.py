@@ -55,9 +55,6 @@ def test_a_run_of_two_ranks_is_finished_by_one(tmp_path, capsys):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["lora_llama", pytest.param("full_fine_tuning", marks=pytest.mark.slow)])
 def test_adapters_or_all_weights_of_a_llama(name, capsys):
-    pytest.importorskip("transformers")
-    if name == "lora_llama":
-        pytest.importorskip("peft")
     run_here(EXAMPLES / f"{name}.py", "--steps", "8")
     said = capsys.readouterr().out
     epsilon = re.search(r"epsilon (\d\.\d\d)", said)
@@ -71,8 +68,8 @@ def test_adapters_or_all_weights_of_a_llama(name, capsys):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("how", [(), ("--lora", "2", "--described", "dull;a dull film", "moving")])
 def test_a_sentence_encoder_is_fine_tuned(how, tmp_path, capsys):
-    transformers = pytest.importorskip("transformers")
-    pytest.importorskip("peft")
+    import transformers
+
     words = ["dull", "moving", "a", "film"]
     (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]))
     transformers.BertTokenizerFast(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path)
@@ -93,8 +90,6 @@ def test_a_sentence_encoder_is_fine_tuned(how, tmp_path, capsys):
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_model_that_writes_learns_texts_and_is_asked_for_a_secret(tmp_path, capsys):
-    pytest.importorskip("transformers")
-    pytest.importorskip("peft")
     from small_llama import model, tokenizer
 
     model().save_pretrained(tmp_path)

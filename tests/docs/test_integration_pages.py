@@ -32,7 +32,6 @@ def reviews(most: int = 200) -> list[dict[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of other libraries
 def test_trainer_page(tmp_path, monkeypatch):
-    pytest.importorskip("accelerate", reason="the Trainer of transformers needs accelerate, which is not installed")
     monkeypatch.chdir(tmp_path)
     found = names_of(*blocks("docs/how-to/hugging-face-trainer.md"), given={"records": reviews()})
     assert found["done"].metrics["epsilon"] <= 8
@@ -41,7 +40,6 @@ def test_trainer_page(tmp_path, monkeypatch):
 
 @pytest.mark.filterwarnings("ignore")  # of other libraries
 def test_lightning_page(tmp_path, monkeypatch):
-    pytest.importorskip("lightning", reason="lightning is not installed")
     monkeypatch.chdir(tmp_path)
     found = names_of(*blocks("docs/how-to/lightning.md"))
     first, *_ = tmp_path.rglob("ledger.jsonl")
@@ -60,8 +58,6 @@ def test_opacus_page():
 @pytest.mark.parametrize("words", ["opacus_images.py --batch 300", "opacus_text.py --records 64 --batch 16"])
 def test_ported_tutorials(words, monkeypatch, capsys):
     script, *arguments = [*words.split(), "--epochs", "1"]
-    if "text" in script:
-        pytest.importorskip("transformers", reason="Hugging Face's transformers are not installed")
     monkeypatch.setattr(sys, "argv", [script, *arguments])
     runpy.run_path(str(ROOT / "examples" / script), run_name="__main__")
     said = re.search(r"epoch 1: .*epsilon (\d\.\d\d)$", capsys.readouterr().out.strip())

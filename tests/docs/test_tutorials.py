@@ -58,10 +58,6 @@ def test_certified_radii_are_positive_and_hold():
     "has_data", [pytest.param(True, marks=pytest.mark.slow), False], ids=["data-if-there", "made-sentences"]
 )
 def test_adapters_of_bert_are_trained_and_saved(has_data, tmp_path, monkeypatch):
-    for package in ("accelerate", "peft", "transformers"):
-        pytest.importorskip(
-            package, reason="the tutorial needs transformers, accelerate and peft", exc_type=ImportError
-        )
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     if not has_data:
         monkeypatch.delenv("NOISETTE_DATA", raising=False)

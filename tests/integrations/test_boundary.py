@@ -148,7 +148,6 @@ def test_the_sum_is_that_of_single_records(name: str) -> None:
 
 
 def test_a_model_of_transformers_that_computes_its_loss() -> None:
-    pytest.importorskip("transformers", reason="Hugging Face's transformers are not installed")
     import small_trainer
 
     model = small_trainer.model().double().train()

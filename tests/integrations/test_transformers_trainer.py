@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 transformers = pytest.importorskip("transformers", reason="Hugging Face's transformers are not installed")
-pytest.importorskip("accelerate", reason="the Trainer of transformers needs accelerate, which is not installed")
 
 from transformers import BertForSequenceClassification, TrainerCallback, default_data_collator  # noqa: E402
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-pytest.importorskip("accelerate", reason="the Trainer of transformers needs accelerate, which is not installed")
 transformers = pytest.importorskip("transformers", reason="Hugging Face's transformers are not installed")
 
 import small_llama  # noqa: E402

@@ -52,24 +52,22 @@ def group_norm(channels: int, axes: int) -> nn.Module:
     return nn.GroupNorm(2 if channels % 2 == 0 else 1, channels)
 
 
-def vgg_with_batch_norm() -> nn.Module:
-    return networks.light_vgg((2, 8, 8), 3, width=4, norm=models.batch_norm)
+def with_public_statistics(norm: Any) -> nn.Module:
+    first, second = nn.Conv2d(2, 4, 3, bias=False), nn.Conv2d(4, 6, 3)
+    parts = [first, nn.BatchNorm2d(4), nn.ReLU(), second, nn.BatchNorm2d(6), nn.Flatten(), nn.Linear(96, 3)]
+    return convert_batch_norm(nn.Sequential(*parts), to=norm, public=torch.randn(6, 2, 8, 8))
 
 
-def with_public_statistics(norm: Any, make: Callable[[], nn.Module] = vgg_with_batch_norm) -> nn.Module:
-    return convert_batch_norm(make(), to=norm, public=torch.randn(6, 2, 8, 8))
-
-
-def reader(kind: type[nn.RNNBase], dropout: float = 0.0) -> nn.Module:
-    states = kind(4, 5, num_layers=2, bidirectional=True, batch_first=True, dropout=dropout)
+def reader(kind: type[nn.RNNBase], dropout: float = 0.0, layers: int = 1) -> nn.Module:
+    states = kind(4, 5, layers, bidirectional=True, batch_first=True, dropout=dropout)
     parts = {"words": nn.Embedding(WORDS, 4), "states": states, "scores": nn.Linear(10, 3)}
     return Forward(lambda m, x: m.scores(m.states(m.words(x))[0].mean(1)), **parts)
 
 
-def encoder(dropout: float = 0.0) -> nn.Module:
+def encoder(dropout: float = 0.0, layers: int = 1) -> nn.Module:
     layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=dropout, batch_first=True)
-    layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-    parts = {"words": nn.Embedding(WORDS, 8), "layers": layers, "scores": nn.Linear(8, 3)}
+    stack = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+    parts = {"words": nn.Embedding(WORDS, 8), "layers": stack, "scores": nn.Linear(8, 3)}
     return Forward(lambda m, x: m.scores(m.layers(m.words(x), src_key_padding_mask=x == 0).mean(1)), **parts)
 
 
@@ -127,8 +125,8 @@ MODELS = {
     "LeNet-5": Model(lambda: networks.lenet_5((1, 12, 12), 3), labelled(1, 12, 12), entropy),
     "ResNet-18, group norm": Model(lambda: models.resnet((2, 8, 8), 3, width=4, norm=group_norm), images, entropy),
     "VGG, group norm": Model(lambda: networks.light_vgg((2, 8, 8), 3, width=4, norm=group_norm), images, entropy),
-    "VGG, public batch norm": Model(lambda: with_public_statistics(PublicBatchNorm), images, entropy),
-    "VGG, per-example batch norm": Model(lambda: with_public_statistics(PerExampleBatchNorm), images, entropy),
+    "public batch norm": Model(lambda: with_public_statistics(PublicBatchNorm), images, entropy),
+    "per-example batch norm": Model(lambda: with_public_statistics(PerExampleBatchNorm), images, entropy),
     "BiLSTM, layer norm": Model(lambda: networks.ln_bilstm_dl((3, 4), 3, dropout=0.0), labelled(3, 4), entropy),
     "LSTM": Model(lambda: reader(nn.LSTM), words(4), entropy),
     "GRU": Model(lambda: reader(nn.GRU), words(4), entropy),

@@ -88,6 +88,7 @@ class GdpAccountant:
 
     name = "gdp"
     description = "closed form for releases over all records"
+    supports_sampling = False
 
     def compose(self, events: Events) -> GdpCurve:
         events = composed_events(events)

@@ -464,12 +464,12 @@ class Tail:
         self._steps[entry.series, entry.kind] += entry.steps
         self.heads.append(end.head)
 
-    def shortened(self, dataset: str) -> "tuple[bytes, Tail, End]":
+    def shortened(self, dataset: str) -> tuple[bytes, Self, End]:
         """A line for each run, event and kind with the same totals, the tail that they form, and the end after them.
 
         A reservation precedes its commits and its returned steps, so any beginning of these lines is a valid ledger.
         """
-        lines, tail, end = b"", Tail(self.start), self.start
+        lines, tail, end = b"", type(self)(self.start), self.start
         for kind in Kind:
             for series in dict.fromkeys(series for series, of in self._steps if of is kind):
                 entry = Entry(kind, dataset, series, self._steps[series, kind])

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import cast
 
@@ -254,18 +254,11 @@ def _characteristic(one: LossDistribution, tilted: Tilted, c: float, step: float
     losses = step * (one.losses[likely] - tilted.mean)
     fine = _powers(np.exp(1j * losses), rows)
     coarse = _powers(np.exp(1j * rows * losses), math.ceil(n / rows)) * weights
-    with _linear_algebra().limit(limits=1, user_api="blas"):
-        factor = (coarse @ fine.T).ravel()[:n]
+    factor = (coarse @ fine.T).ravel()[:n]
     left_out = LEAST_WEIGHT * (len(tilted.weights) - len(weights))
     phases = n * step * (float(weights @ np.abs(one.losses[likely])) + abs(tilted.mean))
     exponents = float(tilted.weights @ np.abs(c * one.losses)) + abs(tilted.log_mean)
     return factor, one.uncertainty + left_out + 4 * ROUNDING * (phases + exponents + 2 * rows)
-
-
-@cache
-def _linear_algebra() -> ThreadpoolController:
-    """The threads of matrix products: for these small ones more than one would mostly wait for each other."""
-    return ThreadpoolController()
 
 
 def _powers(base: np.ndarray, count: int) -> np.ndarray:
@@ -279,6 +272,8 @@ def _powers(base: np.ndarray, count: int) -> np.ndarray:
 TAIL_SHARE, LEAST_TAIL = 1e-5, 1e-320
 FIRST_DELTA, SEARCHES = 1e-7, 9  # where delta is sought: its first guess, and the most searches with a better one
 MOST_RELEASES = 10**12  # of more the rounding would leave nothing certain: they have no finite epsilon
+# Of products of arrays as small as these several threads would mostly wait for each other.
+_on_one_thread = ThreadpoolController().wrap(limits=1, user_api="blas")
 
 
 @dataclass(frozen=True, eq=False)
@@ -289,6 +284,7 @@ class PldCurve:
     mu: float  # distance of the means of the Gaussian mechanism that all releases over all records are together
     divergences: RdpCurve | None  # of all other events together
 
+    @_on_one_thread
     def epsilon(self, *, delta: float) -> float:
         """Epsilon at this delta, the larger of both directions: an upper bound, ``inf`` for more than 10^12 releases.
 
@@ -301,6 +297,7 @@ class PldCurve:
             return GdpCurve(self.mu).epsilon(delta=delta)
         return max(one.epsilon(delta) for one in self._composed(TAIL_SHARE * delta / self._releases))
 
+    @_on_one_thread
     def delta(self, *, epsilon: float) -> float:
         not_negative(epsilon=epsilon)
         epsilon = min(epsilon, MOST_EPSILON)  # where delta is larger, if anything
@@ -370,6 +367,7 @@ class PldAccountant:
 
     name = "pld"
     description = "privacy loss distribution"
+    supports_sampling = True
 
     def compose(self, events: Events) -> PldCurve:
         full: dict[Event, int] = {}

@@ -94,6 +94,7 @@ class RdpAccountant:
 
     name = "rdp"
     description = "Rényi differential privacy"
+    supports_sampling = True
 
     orders: Sequence[float] = ORDERS
 
@@ -299,6 +300,7 @@ class MomentsAccountant:
 
     name = "moments"
     description = "moments accountant of Abadi et al."
+    supports_sampling = True
 
     orders: Sequence[float] = MOMENT_ORDERS
 

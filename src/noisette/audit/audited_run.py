@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -22,7 +22,7 @@ from noisette.clipping.registry import CLIPPING_RULES
 from noisette.clipping.rules import FlatClipping
 from noisette.core.release import GradientBound
 from noisette.data import DataSet, Split
-from noisette.data.dataset import Target
+from noisette.data.dataset import Target, random_records
 from noisette.lipschitz.bound import LipschitzBound
 from noisette.nn.lipschitz import TauCrossEntropy
 from noisette.ranks import Alone
@@ -35,6 +35,7 @@ from noisette.training.run_folder import RUN_FILE, FinishedRun
 __all__ = ["RunAudit", "audit_run"]
 
 DELTAS = (1e-2, 1e-5)  # error rates prove most at a large delta
+_RECORDS = 256  # random ones, that are trained on
 
 OnStep = Callable[[int, int], None]  # takes the number of steps done, and of all
 
@@ -127,16 +128,6 @@ def audit_run(
         for delta, epsilon in zip(deltas, guaranteed, strict=True)
     )
     return RunAudit(inside, outside, points, false_alarm)
-
-
-def _random_data(like: DataSet, seed: int, examples: int = 256) -> DataSet:
-    """A data set of random records with the shapes, classes and declared size of another."""
-    random = np.random.default_rng(seed)
-    size = (examples, *like.train.inputs.shape[1:])
-    inputs = random.integers(0, like.words, size) if like.words else random.random(size, dtype=np.float32)
-    classes, numbers = random.integers(0, like.classes, examples), random.uniform(-1, 1, examples).astype(np.float32)
-    train = Split(inputs, classes if like.target is None else numbers)
-    return replace(like, train=train, test=None, note="")
 
 
 @dataclass(frozen=True)
@@ -267,8 +258,8 @@ _ONE_RUN = "the recipe"  # whose projection and steps are declared together
 
 
 def _setup(recipe: Recipe, like: DataSet, ledger: Ledger) -> TrainingSetup:
-    records = _random_data(like, 0)
-    public = _random_data(like, 1, recipe.public.examples) if recipe.public.data else None
+    records = random_records(like, _RECORDS)
+    public = random_records(like, recipe.public.examples, seed=1) if recipe.public.data else None
     components = partial(principal_components_of, recipe, records, ledger, Alone(), _ONE_RUN)
     return TrainingSetup(recipe, records, public, components)
 

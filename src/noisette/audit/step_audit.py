@@ -236,10 +236,10 @@ class StepAudit(Audit):
 
     @property
     def findings(self) -> tuple[str, ...]:
-        leak = f"one record moves the release by {self.certified_mu:.3g} deviations, above {self.guaranteed_mu:.3g}"
+        moved = f"one record moves the release by {self.certified_mu:.3g} standard deviations"
         failed = [c for c in self.checks if abs(c.z) > c.limit]
         others = [f"{c.name}: z = {c.z:.1f}, expected within {c.limit:.1f} of 0" for c in failed]
-        return (leak, *others) if self._leaks else tuple(others)
+        return (f"{moved}; at most {self.guaranteed_mu:.3g} are guaranteed", *others) if self._leaks else tuple(others)
 
     @property
     def verdict(self) -> Verdict:

@@ -228,7 +228,7 @@ def plan(
         partial(options.at_most, options.MOST_RECORDS, size=size),
         partial(calibrate.check_ranges, **budget),
         partial(options.whole_numbers, "batch-sizes", batch_sizes, "256,1024", most=most),
-        partial(options.numbers, "epochs", epochs, "1,2.5,10", lambda n: n > 0, "numbers above 0"),
+        partial(options.numbers, "epochs", epochs, "1,2.5,10", *options.ABOVE_0),
     )
     sizes, passes = sorted(set(sizes)), sorted(set(passes))
     options.at_most(options.MOST_STEPS, steps=max(passes) * size / sizes[0])

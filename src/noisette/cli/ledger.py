@@ -294,3 +294,5 @@ def repair(place: Place) -> None:
     path = ledger_at(place)
     done = "the last line was cut off and is repaired" if Ledger.repair(path) else "nothing to repair"
     typer.echo(f"{path}: {done}")
+    if (path.parent / run_folder.RUN_FILE).exists():
+        run_folder.sealed_facts(path.parent)

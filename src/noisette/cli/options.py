@@ -66,10 +66,13 @@ def numbers(
 ) -> tuple[Any, ...]:
     """So many finite numbers in a text, or any, separated by commas, that fit; others are a ``ValueError``."""
     found = tuple(number(part) for part in given.split(","))
-    right = all(isinstance(each, int | float) and math.isfinite(each) and fits(each) for each in found)
+    right = all(isinstance(each, int | float) and fits(each) for each in found)
     if not right or len(found) != (count or len(found)):
         raise ValueError(f"expected --{option} as {form}, such as {example}, got {given!r}")
     return found
+
+
+ABOVE_0: Any = (lambda number: 0 < number < math.inf, "numbers above 0")  # what fits, in code and in words
 
 
 def whole_numbers(option: str, given: str, example: str, *, count: int = 0, most: float = math.inf) -> tuple[int, ...]:

@@ -503,7 +503,7 @@ def curve(
     cost together.
     """
     mistakes = checks.Mistakes()
-    read = mistakes.check(lambda: options.numbers("epsilon", epsilon, _BUDGETS, lambda e: e > 0, "numbers above 0"))
+    read = mistakes.check(partial(options.numbers, "epsilon", epsilon, _BUDGETS, *options.ABOVE_0))
     budgets = sorted(set(read or ()))
     if read and len(budgets) < len(read):
         mistakes.add(f"expected --epsilon as different budgets, one for each run, got {epsilon!r}")

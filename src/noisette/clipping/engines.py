@@ -17,7 +17,7 @@ from noisette import errors as checks
 from noisette.core import trace, vmap
 from noisette.core.backward import gradients_apart, per_example_gradients, search
 from noisette.core.clip import BookKeeping as BookKeeping
-from noisette.core.clip import ClippedSum, Clipping, Engine, Weights, clip_and_sum, group_norms, may_wait, together
+from noisette.core.clip import ClippedSum, Clipping, Engine, Factors, clip_and_sum, group_norms, may_wait, together
 from noisette.core.forms import Dense, ExampleGradients, Operation, with_norms
 from noisette.core.loss import CallAgainError, Loss, Microbatch
 from noisette.core.trace import CALL, ForwardPass, LossCall, Recording, TrainedModel, recorded, tensors_among
@@ -389,13 +389,13 @@ class ReweightGP:
         )
         norms = group_norms(squared, clipping.groups, forward.losses)
         with torch.no_grad():
-            weights = Weights.of(clipping, norms)
+            factors = Factors.of(clipping, norms)
 
         def sum_and_norms(name: str, form: ExampleGradients) -> tuple[Tensor, Tensor]:
             if name not in squared:
                 raise PrivacyError(f"{name} has a gradient in the second backward pass, but had none in the first")
             now = form.squared_norms()
-            return weights.sum_of(name, form, None if clipping.are_finite else _shortening(squared[name], now)), now
+            return factors.sum_of(name, form, None if clipping.are_finite else _shortening(squared[name], now)), now
 
         second = forward if not is_repeated or forward.repeat is None else forward.repeat()
         found = per_example_gradients(

@@ -166,43 +166,43 @@ def clip_and_sum(found: dict[str, tuple[ExampleGradients, Tensor]], losses: Tens
     """The clipped sum of per-example gradients, given with their squared norms, (b,), by name; they are used up."""
     with torch.no_grad():
         norms = group_norms({name: squared for name, (_, squared) in found.items()}, clipping.groups, losses)
-        weights = Weights.of(clipping, norms)
+        factors = Factors.of(clipping, norms)
         # Each is freed before the next.
-        sums = {name: weights.sum_of(name, found.pop(name)[0]) for name in list(found)}
+        sums = {name: factors.sum_of(name, found.pop(name)[0]) for name in list(found)}
     return ClippedSum(sums, norms)
 
 
 @dataclass(frozen=True)
-class Weights:
-    """The weights of the examples in the sum of each parameter; one without a finite weight is left out.
+class Factors:
+    """The clipping factors of the examples, for each parameter; an example without a finite one is left out.
 
-    It is cut out, or where the host cannot wait for the weights another one takes its place, with the weight zero: zero
+    It is cut out, or where the host cannot wait for the factors another one takes its place, with the factor zero: zero
     times a gradient that is not a number would not be zero.
     """
 
-    rows: Sequence[Tensor]  # for each group the weights of the kept examples
+    rows: Sequence[Tensor]  # for each group the factors of the kept examples
     group: Mapping[str, int]  # the number of each parameter's group
     kept: Tensor | None  # indices of the kept examples; all of them for ``None``
     some: Tensor | None = None  # whether any example is finite; ``None`` where that does not matter
 
     @classmethod
     def of(cls, clipping: Clipping, norms: Tensor) -> Self:
-        """The weights that clip gradients with these norms, (groups, b)."""
-        weights, group = clipping.factors(norms), group_of(clipping.groups)
+        """The factors that clip gradients with these norms, (groups, b)."""
+        factors, group = clipping.factors(norms), group_of(clipping.groups)
         if clipping.are_finite:
-            return cls(weights.unbind(), group, None)
-        if not may_wait(weights.device):
-            finite = weights.isfinite().all(0)
+            return cls(factors.unbind(), group, None)
+        if not may_wait(factors.device):
+            finite = factors.isfinite().all(0)
             places = torch.arange(len(finite), device=finite.device)
             kept = torch.where(finite, places, finite.to(torch.uint8).argmax())
-            return cls(torch.where(finite, weights, 0).unbind(), group, kept, finite.any())
-        if math.isfinite(weights.sum()):
-            return cls(weights.unbind(), group, None)
-        kept = weights.isfinite().all(0).nonzero().flatten()
-        return cls(weights[:, kept].unbind(), group, kept)
+            return cls(torch.where(finite, factors, 0).unbind(), group, kept, finite.any())
+        if math.isfinite(factors.sum()):
+            return cls(factors.unbind(), group, None)
+        kept = factors.isfinite().all(0).nonzero().flatten()
+        return cls(factors[:, kept].unbind(), group, kept)
 
     def sum_of(self, name: str, form: ExampleGradients, scale: Tensor | None = None) -> Tensor:
-        """The weighted sum of a parameter's gradients, each multiplied by its ``scale``, (b,), where one is given."""
+        """The clipped sum of a parameter's gradients, each also multiplied by its ``scale``, (b,), if one is given."""
         row = self.rows[self.group[name]]
         if scale is not None:
             row = row * (scale if self.kept is None else scale[self.kept]).to(row)

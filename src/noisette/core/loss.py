@@ -69,7 +69,7 @@ class Microbatch:
     @cached_property
     def count(self) -> int:
         """The number of examples; a PrivacyError if no tensor, or tensors of different lengths, tell it."""
-        if {tensor.layout for tensor in self.tensors} - {torch.strided}:
+        if {tensor.layout for tensor in self.tensors} - {torch.strided}:  # asked here, so that a step calls less
             has_rows(self.tensors)
         shapes = [tuple(tensor.shape) for tensor in self.tensors]
         if not shapes:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -78,7 +78,7 @@ class ForwardPass:
     losses: Tensor  # (b,)
     recording: Recording
     call: LossCall | None = None  # None for a call of the model in a loop that computes losses itself
-    repeat: "Callable[[], ForwardPass] | None" = None  # computes the same once more; ``None`` where that cannot be
+    repeat: Callable[[], Self] | None = None  # computes the same once more; ``None`` where that cannot be
 
 
 def own_copies(weight: Tensor, count: int) -> Tensor:

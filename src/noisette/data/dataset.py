@@ -128,6 +128,15 @@ class DataSet:
         return problems
 
 
+def random_records(like: DataSet, count: int, seed: int = 0) -> DataSet:
+    """A data set of so many random records with the shapes, classes and declared size of another."""
+    random = np.random.default_rng(seed)
+    shape = (count, *like.train.inputs.shape[1:])
+    inputs = random.integers(0, like.words, shape) if like.words else random.random(shape, dtype=np.float32)
+    classes, numbers = random.integers(0, like.classes, count), random.uniform(-1, 1, count).astype(np.float32)
+    return replace(like, train=Split(inputs, classes if like.target is None else numbers), test=None, note="")
+
+
 def unit_pixels(pixels: np.ndarray) -> np.ndarray:
     """Float32 in [0, 1], (n, c, h, w), from bytes shaped (n, h, w) or (n, h, w, c), by their known range.
 

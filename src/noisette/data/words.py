@@ -77,10 +77,9 @@ class Numbering:
 
     def number(self, texts: Sequence[str]) -> np.ndarray:
         if self.folder is None:
-            numbers: dict[str, int] = {}
             rows = np.full((len(texts), self.tokens), PADDING, np.int64)
             for row, text in zip(rows, texts, strict=True):
-                found = [numbers.setdefault(word, number_of(word, self.words)) for word in split(text, self.tokens)]
+                found = [number_of(word, self.words) for word in split(text, self.tokens)]
                 row[: len(found)] = found
             return rows
         tokenizer = tokenizer_of(self.folder)

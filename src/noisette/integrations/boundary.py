@@ -33,21 +33,6 @@ from noisette.run.private import PrivateRun
 WHOLE = 2**31  # examples of a microbatch: the whole batch
 
 
-class _Outputs(torch.autograd.Function):
-    """The values that a call returned; the gradients that arrive at them go to the boundary."""
-
-    @staticmethod
-    def forward(ctx: Any, trigger: Tensor, boundary: "Boundary", batch: int, returned: Returned) -> tuple[Tensor, ...]:
-        ctx.arrived = partial(boundary.arrived, returned.call, batch)  # not the values, which will hold this node
-        ctx.set_materialize_grads(False)
-        return tuple(returned.values)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, ...]:
-        ctx.arrived(gradients)
-        return None, None, None, None
-
-
 class Boundary:
     """Calls the model for a loop that computes losses itself, and keeps the gradients that arrive at its outputs.
 
@@ -145,3 +130,18 @@ class Boundary:
                 "of a call of the model itself, not of a part of it, in training mode; where two parts of a batch "
                 "enter one loss, call the model once, with both"
             )
+
+
+class _Outputs(torch.autograd.Function):
+    """The values that a call returned; the gradients that arrive at them go to the boundary."""
+
+    @staticmethod
+    def forward(ctx: Any, trigger: Tensor, boundary: Boundary, batch: int, returned: Returned) -> tuple[Tensor, ...]:
+        ctx.arrived = partial(boundary.arrived, returned.call, batch)  # not the values, which will hold this node
+        ctx.set_materialize_grads(False)
+        return tuple(returned.values)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, ...]:
+        ctx.arrived(gradients)
+        return None, None, None, None

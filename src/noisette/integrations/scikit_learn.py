@@ -24,7 +24,7 @@ from noisette import errors as checks
 from noisette.accounting import Ledger
 from noisette.accounting.calibrate import SEE_PLAN, check_ranges
 from noisette.data.columns import Columns, Date, Number
-from noisette.data.dataset import refuse
+from noisette.data.dataset import Target, refuse
 from noisette.errors import plain
 from noisette.nn.models.networks import UnitNorm
 from noisette.run.per_example import PerExampleClip
@@ -502,16 +502,13 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):
         y = np.empty(0) if y is None else y
         pair = bounds_of_rows(y) if "target_bounds" in self.read_from_rows_ and len(y) else self.target_bounds
         bounds = feature_bounds((0, 1) if pair is None else pair, None, 1, "target_bounds")
-        low, high = self.target_bounds_ = bounds[:, 0]
-        scaled = 2 * (np.clip(y, low, high) - low) / (high - low) - 1
+        self.target_bounds_ = bounds[:, 0]
 
         def loss(model: nn.Module, x: Tensor, y: Tensor, count: Tensor) -> Tensor:
             return count * (model(x)[:, 0] - y).square() / 2
 
-        return torch.as_tensor(scaled, dtype=torch.float32), 1, loss
+        return torch.as_tensor(Target(*self.target_bounds_).scaled(y)), 1, loss
 
     def predict(self, X: Any) -> np.ndarray:  # noqa: N803
         """The prediction for each row, within ``target_bounds``, shape (n,)."""
-        scores = self._outputs(X)[:, 0].clamp(-1, 1).numpy()
-        low, high = self.target_bounds_
-        return low + (scores + 1) * (high - low) / 2
+        return Target(*self.target_bounds_).unscaled(self._outputs(X)[:, 0].numpy())

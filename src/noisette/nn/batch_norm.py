@@ -271,8 +271,8 @@ class PublicBatch:
         self._measured: tuple[Any, ...] = ()  # versions of the weights that the statistics belong to
         self._is_held = False
 
-    def __deepcopy__(self, memo: dict[int, object]) -> "PublicBatch":
-        copied = memo[id(self)] = PublicBatch(self._inputs, self._every)
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
+        copied = memo[id(self)] = type(self)(self._inputs, self._every)
         return copied
 
     @classmethod

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -125,10 +125,10 @@ class KernelGradients:
         """Number of elements of one example's unfolded image."""
         return self.x.shape[1] * math.prod(self.geometry.kernel) * self.positions
 
-    def select(self, examples: Tensor | slice) -> "KernelGradients":
+    def select(self, examples: Tensor | slice) -> Self:
         return replace(self, x=self.x[examples], dy=self.dy[examples])
 
-    def split(self, size: int) -> "list[KernelGradients]":
+    def split(self, size: int) -> list[Self]:
         pairs = zip(self.x.split(size), self.dy.split(size), strict=True)
         return [replace(self, x=x, dy=dy) for x, dy in pairs]
 

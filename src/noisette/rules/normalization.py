@@ -2,8 +2,8 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -67,8 +67,8 @@ class SharedSlope:
         scales = weights.to(self.scales.dtype) @ self.scales
         return self.channels.weights((scales.unsqueeze(1) * self.slope).unsqueeze(0))[0]
 
-    def select(self, examples: Tensor | slice) -> "SharedSlope":
-        return SharedSlope(self.scales[examples], self.slope, self.channels)
+    def select(self, examples: Tensor | slice) -> Self:
+        return replace(self, scales=self.scales[examples])
 
 
 @compact.register

@@ -325,33 +325,6 @@ def _plain(settings: Mapping[str, Any]) -> dict[str, str]:
     return {name: repr(value) for name, value in settings.items() if isinstance(value, kinds)}
 
 
-def check_same_records(dataset: object, records: Records, users: np.ndarray | None, ranks: AnyRanks) -> "Fingerprint":
-    """Check that the ranks share all records in one order, as far as a fingerprint tells, or hold each record once."""
-    own = range(0) if records.own is None else records.own
-    spans = ranks.of_all("the records", {"own": records.own is not None, "first": own.start, "end": own.stop})
-    key = bytes.fromhex(ranks.from_first("the records", lambda: os.urandom(_KEY_BYTES).hex()))
-    if any(span["own"] for span in spans):
-        held = sorted((span["first"], span["end"]) for span in spans if span["first"] < span["end"])
-        ends = [0, *(end for _, end in held)]
-        if not all(span["own"] for span in spans) or [first for first, _ in held] + [records.size] != ends:
-            raise PrivacyError(
-                "each record of OwnRecords is held by exactly one rank: give every rank OwnRecords(dataset, first=..., "
-                "of=...) with the place of its first record, without overlaps or gaps"
-            )
-        _check_different_parts(key, dataset, ranks)
-    with ranks.unanimous("the records"):  # all digest at once, so that none waits for another
-        found = Fingerprint.of(dataset, users, key, ranks)
-    first = ranks.from_first("the records", lambda: found.digest)
-    with ranks.unanimous("the records"):
-        if first != found.digest:
-            raise PrivacyError(
-                f"rank {ranks.rank} has other records than rank 0, or the same in another order, or other users "
-                f"({COMPARED}): give each rank the same data set. Where each rank holds a part of the records, give "
-                "it noisette.OwnRecords(part, first=..., of=...)"
-            )
-    return found
-
-
 def _check_different_parts(key: bytes, dataset: Any, ranks: AnyRanks) -> None:
     """Check by keyed digests that no two ranks hold the same records: each of these would count twice in a sum."""
     with ranks.unanimous("the parts"):
@@ -402,6 +375,33 @@ class Fingerprint:
         except (ValueError, TypeError) as error:
             raise ValueError(f"{path} was cut or altered; restore it from a copy") from error
         return found
+
+
+def check_same_records(dataset: object, records: Records, users: np.ndarray | None, ranks: AnyRanks) -> Fingerprint:
+    """Check that the ranks share all records in one order, as far as a fingerprint tells, or hold each record once."""
+    own = range(0) if records.own is None else records.own
+    spans = ranks.of_all("the records", {"own": records.own is not None, "first": own.start, "end": own.stop})
+    key = bytes.fromhex(ranks.from_first("the records", lambda: os.urandom(_KEY_BYTES).hex()))
+    if any(span["own"] for span in spans):
+        held = sorted((span["first"], span["end"]) for span in spans if span["first"] < span["end"])
+        ends = [0, *(end for _, end in held)]
+        if not all(span["own"] for span in spans) or [first for first, _ in held] + [records.size] != ends:
+            raise PrivacyError(
+                "each record of OwnRecords is held by exactly one rank: give every rank OwnRecords(dataset, first=..., "
+                "of=...) with the place of its first record, without overlaps or gaps"
+            )
+        _check_different_parts(key, dataset, ranks)
+    with ranks.unanimous("the records"):  # all digest at once, so that none waits for another
+        found = Fingerprint.of(dataset, users, key, ranks)
+    first = ranks.from_first("the records", lambda: found.digest)
+    with ranks.unanimous("the records"):
+        if first != found.digest:
+            raise PrivacyError(
+                f"rank {ranks.rank} has other records than rank 0, or the same in another order, or other users "
+                f"({COMPARED}): give each rank the same data set. Where each rank holds a part of the records, give "
+                "it noisette.OwnRecords(part, first=..., of=...)"
+            )
+    return found
 
 
 def _digest_with_users(key: bytes, dataset: Any, users: np.ndarray | None, ranks: AnyRanks) -> bytes:

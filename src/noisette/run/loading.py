@@ -15,7 +15,7 @@ from functools import cache, partial
 from itertools import chain, islice
 from pathlib import Path
 from threading import Timer
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -557,10 +557,10 @@ class MeasuredSize(MicrobatchSize):
         super().__init__(1)
         self._memory = memory
         self._most = memory.most
-        self._in_bucket: dict[int, MeasuredSize] = {0: self}
+        self._in_bucket: dict[int, Self] = {0: self}
 
-    def in_bucket(self, bucket: int) -> "MeasuredSize":
-        return self._in_bucket.setdefault(bucket, MeasuredSize(self._memory))
+    def in_bucket(self, bucket: int) -> Self:
+        return self._in_bucket.setdefault(bucket, type(self)(self._memory))
 
     def begin(self) -> None:
         self._memory.begin()

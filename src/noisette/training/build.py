@@ -211,17 +211,12 @@ def _loss(recipe: Recipe, data: DataSet) -> LossOfScores:
         return lambda predictions, targets: (predictions.squeeze(1) - targets).square()  # (n, 1) and (n,)
     if (weights := recipe.class_weights(data.classes)) is None:
         return partial(nn.functional.cross_entropy, reduction="none")
-    relative = relative_weights(weights)
+    relative = torch.tensor(weights) / max(weights)  # above one a weight would only enlarge gradients that are clipped
 
     def weighted(scores: Tensor, targets: Tensor) -> Tensor:
         return relative.to(scores.device)[targets] * nn.functional.cross_entropy(scores, targets, reduction="none")
 
     return weighted
-
-
-def relative_weights(weights: Sequence[float]) -> Tensor:
-    """Weights beside the largest one: above one a weight would only enlarge gradients that are clipped."""
-    return torch.tensor(weights) / max(weights)
 
 
 def _clip(model: nn.Module, recipe: Recipe) -> tuple[PerExampleClip, float | None]:

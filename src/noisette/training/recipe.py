@@ -16,7 +16,6 @@ import pydantic
 
 from noisette import data as data_sets
 from noisette import errors as checks
-from noisette.accounting import GdpAccountant
 from noisette.accounting.registry import ACCOUNTANTS, Entry
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.data.columns import Columns, Declaration, DeclarationError, ImageForm, declared, unknown_key
@@ -59,7 +58,7 @@ OPTIMIZERS: Mapping[str, Entry] = {
 
 def accountant_names() -> list[str]:
     """The accountants that a recipe can name: those of sampled batches."""
-    return [name for name in ACCOUNTANTS if name != GdpAccountant.name]
+    return [name for name, accountant in ACCOUNTANTS.items() if accountant.supports_sampling]
 
 
 def _checked(check: Callable[[str, Any], object]) -> pydantic.AfterValidator:

@@ -304,7 +304,7 @@ def sealed_facts(folder: Path) -> dict[str, Any]:
         changed.append(RUN_FILE)
     head, ledger = facts.get("ledger_head"), folder / LEDGER_FILE
     if facts.get("private") and (not head or not ledger.is_file() or not Ledger.read(ledger).holds(str(head))):
-        changed.append(f"{LEDGER_FILE} (lines are missing)")
+        changed.append(f"{LEDGER_FILE} (lines are missing; what the run itself cost is in privacy.txt)")
     if changed:
         raise ValueError(f"{folder} was changed after the run: {', '.join(changed)}; restore it from a copy")
     return facts | signature

@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -22,7 +21,7 @@ from noisette.accounting.repeated_runs import SHAPES, NumberOfRuns, SearchPlan, 
 from noisette.core.noise import SecretKey
 from noisette.core.release import noised
 from noisette.data import DataSet, Split
-from noisette.data.dataset import hold_out
+from noisette.data.dataset import hold_out, random_records
 from noisette.nn.batch_norm import in_evaluation
 from noisette.ranks.launch import refuse_several_processes
 from noisette.run.private import PrivateRun
@@ -140,7 +139,8 @@ def rehearse(
 
     A search discards what its runs raise, and is paid for even if all of them fail: mistakes have to show before.
     """
-    made_up, held = score.split(_made_up(data))
+    records = random_records(data, _RECORDS)
+    made_up, held = score.split(replace(records, test=records.train))
     found: list[Rehearsed] = []
     for recipe in recipes:
         ledger, rate = Ledger(dataset=data.name), recipe.training.batch_size / made_up.declared_size
@@ -159,16 +159,6 @@ def rehearse(
                 "price for all its runs; leave out what changes that, such as privacy.clipping"
             )
     return replace(first, model_bytes=max(each.model_bytes for each in found))
-
-
-def _made_up(data: DataSet) -> DataSet:
-    """A data set of the same form whose records are random numbers."""
-    random = np.random.default_rng(0)
-    shape = (_RECORDS, *data.train.inputs.shape[1:])
-    inputs = random.integers(data.words, size=shape) if data.words else random.random(shape, np.float32)
-    numbers = None if data.target is None else random.uniform(-1, 1, _RECORDS).astype(np.float32)
-    records = Split(inputs, random.integers(data.classes, size=_RECORDS) if numbers is None else numbers)
-    return replace(data, train=records, test=records)
 
 
 @dataclass(frozen=True)
