@@ -1,5 +1,6 @@
 """Engines besides the default one, losses that cannot be vectorised, and loops that call ``loss.backward()``."""
 
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
@@ -19,22 +20,33 @@ from noisette.core.backward import gradients_apart, per_example_gradients, searc
 from noisette.core.clip import BookKeeping as BookKeeping
 from noisette.core.clip import ClippedSum, Clipping, Engine, Weights, clip_and_sum, group_norms, may_wait, together
 from noisette.core.forms import Dense, ExampleGradients, Operation, with_norms
-from noisette.core.loss import CallAgainError, Loss, Microbatch
-from noisette.core.trace import CALL, ForwardPass, LossCall, Recording, TrainedModel, recorded, tensors_among
+from noisette.core.loss import CALL, CallAgainError, Loss, Microbatch
+from noisette.core.trace import ForwardPass, LossCall, Recording, TrainedModel, recorded, tensors_among
 from noisette.core.trees import Args, Keywords, leaves, map_leaves, tensors, with_leaves
 from noisette.core.vmap import DRAWN, DRAWS, QUESTIONS, Draws, NotVectorizedError, as_if_compiled
-from noisette.errors import PrivacyError
+from noisette.errors import PrivacyError, line_of
 
 # One example after the other, for a loss that ``torch.func.vmap`` cannot vectorise: code may branch on its values
 
 
 class OneByOneWarning(UserWarning):
-    """The loss cannot be vectorised; its examples are computed one after the other, with the same result."""
+    """The loss cannot be vectorised; its examples are computed one after the other, with the same result.
 
-    def __init__(self, cause: str) -> None:
+    ``line`` is that of the model or loss where this was found: file, number and text; empty where it is not known.
+    """
+
+    def __init__(self, error: Exception, handled: BaseException | None) -> None:
+        said = str(error) or f"The loss raises {type(error).__name__}."
+        if isinstance(error, NotVectorizedError):
+            said = error.cause
+        elif isinstance(error, NotImplementedError):  # of torch, with much of its own
+            said = said.partition("\n")[0].partition(". ")[0] + "."
+        self.line = line_of(error, handled)
+        where = f"\n  {self.line}\n" if self.line else " "
         super().__init__(
-            f"{cause} Each example is therefore computed in a call of its own, from the outputs of the model on where "
-            "that can be vectorised: the sum is the same, and may take as long as so many microbatches of one example."
+            f"{said}{where}Each example is therefore computed in a call of its own, from the outputs of the model on "
+            "where that can be vectorised, and in no captured graph: the sum is the same, and may take as long as so "
+            "many microbatches of one example."
         )
 
 
@@ -145,13 +157,14 @@ def record_rows(model: TrainedModel, batch: Microbatch, *, one_by_one: bool) -> 
             "tensor.detach() where none are needed, call model.eval() first where those of inputs are, or make what "
             "computes the tensor a part of the model"
         )
+    handled = sys.exception()
     with vmap.shared_numbers(model.module, model.buffers.seed) as (code, _):
         if not one_by_one:
             try:
                 output, rows, recording = recorded(code, model, batch)
                 return _returned(batch.count, output, rows, recording)
             except NotVectorizedError as error:
-                warnings.warn(OneByOneWarning(error.cause), stacklevel=7)
+                checks.warn(OneByOneWarning(error, handled))
         outputs = []
         for k in range(batch.count):
             one = batch.of_rows([k])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, nullcontext
@@ -19,7 +18,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.stateless import _reparametrize_module  # pyright: ignore[reportPrivateImportUsage]
 
 from noisette.core.trees import leaves, map_leaves, tensors
-from noisette.errors import PrivacyError, has_rows
+from noisette.errors import PrivacyError, has_rows, warn
 
 
 class Loss(Protocol):
@@ -42,6 +41,7 @@ class Loss(Protocol):
         ...
 
 
+CALL = "_noisette_call"  # the attribute that tells of which call of a loss a tensor of an example is
 Place = tuple[Any, int]  # a place in code: of a function, and of an instruction in it
 
 
@@ -333,18 +333,22 @@ class ModelBuffers:
         with _reparametrize_module(self._model, copies) if copies else nullcontext():
             yield
             if not self._were_lent:
-                _name_counters(copies, dict(self._model.named_buffers()))
+                _name_counters(self.values(), dict(self._model.named_buffers()))
             self._were_lent = True
 
 
-def _name_counters(copies: Mapping[str, Tensor], written: Mapping[str, Tensor]) -> None:
-    """Warn of each whole number among the copies of buffers that the loss has counted up in vain."""
-    for name, b in copies.items():
-        may_count = b.numel() == 1 and b.dtype in (torch.int32, torch.int64) and "num_batches_tracked" not in name
-        if may_count and (written.get(name) is not b or version_of(b)):
+def _name_counters(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> None:
+    """Warn of each number among the buffers that the loss has counted up in vain, as it does for any example."""
+    for name, b in before.items():
+        may_count = b.numel() == 1 and (b.is_floating_point() or b.dtype in (torch.int32, torch.int64))
+        if not may_count or "num_batches_tracked" in name or hasattr(now.get(name, b), CALL):
+            continue
+        with torch._C.DisableTorchFunction():
+            is_as_it_was = torch.equal(now.get(name, b), b)
+        if not is_as_it_was:
             said = f"the loss counts in the buffer {name}, which stays as it is; count in the loop, before "
             count = f"batch.microbatches(): model.get_buffer({name!r}).fill_(run.steps_taken)"
-            warnings.warn(said + count, stacklevel=3)
+            warn(said + count)
 
 
 def version_of(tensor: Tensor) -> int:

@@ -10,7 +10,6 @@ Guarantee: this list is trusted; ``tests/rules/test_physical_operations.py`` che
 Axes: b example, n the batch axis inside the loss of one example, usually of length 1.
 """
 
-import warnings
 from collections.abc import Mapping, Sequence
 from string import ascii_letters
 from typing import Any
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from noisette.core.forms import OPERANDS, Operation, Run, leaves
 from noisette.core.vmap import is_wrapped, physical
-from noisette.errors import PrivacyError
+from noisette.errors import PrivacyError, warn
 from noisette.rules.normalization import normalise_channels
 
 F = torch.nn.functional
@@ -250,7 +249,7 @@ def class_loss(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs:
     if reduction == "none":
         return losses
     if reduction == "mean" and weight is not None and not several and not arguments.get("label_smoothing"):
-        warnings.warn(_WEIGHTS_CANCEL.format(func.__name__), stacklevel=2)
+        warn(_WEIGHTS_CANCEL.format(func.__name__))
     total = losses.sum(1) if several else losses.squeeze(1)
     if reduction == "sum":
         return total

@@ -6,7 +6,6 @@ The size of a microbatch bounds memory and nothing else: the sum over a batch do
 import logging
 import math
 import multiprocessing
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
@@ -133,10 +132,9 @@ def records_of(dataset: Any, collate_fn: Collate | None = None, dtype: torch.dty
     doubles = any(isinstance(column, np.ndarray) and column.dtype == np.float64 for column in columns)
     cast = dtype if doubles and dtype not in (None, torch.float64) else None
     if cast is not None:
-        warnings.warn(
+        checks.warn(
             f"arrays of the data set have numbers of type float64, and the weights of the model {cast}: the loss gets "
-            "them in that type. Give .astype(numpy.float32) to say so yourself, or take model.double()",
-            stacklevel=5,
+            "them in that type. Give .astype(numpy.float32) to say so yourself, or take model.double()"
         )
     return Records(lengths.pop(), Rows(dataset, cast), columns=held)
 
@@ -155,6 +153,10 @@ def each_record(dataset: Any) -> Iterator[Any]:
 
 def _are_tensors(values: Sequence[Any]) -> bool:
     return all(isinstance(value, Tensor | np.ndarray) for value in values)
+
+
+def _lengths(values: Sequence[Tensor | np.ndarray]) -> set[int]:
+    return {len(value) if value.ndim else 0 for value in values}
 
 
 def _columns_of(dataset: Any) -> list[Tensor | np.ndarray] | None:
@@ -185,9 +187,16 @@ def _check_records(dataset: Any) -> None:
             f"a {type(dataset).__name__} has no length and index by record, so its records cannot be drawn one by one; "
             "pass a data set with __len__ and __getitem__ (not a DataLoader: it has a sampler of its own)"
         )
+    if isinstance(dataset, list | tuple) and len(dataset) == 1 and isinstance(dataset[0], Mapping | list | tuple):
+        found = tree_leaves(dataset[0])
+        if _are_tensors(found) and len(rows := _lengths(found)) == 1 and max(rows) > 1:
+            raise ValueError(
+                f"a {type(dataset).__name__} with one entry is one record, and this entry has columns of {max(rows)} "
+                "rows: give the columns themselves, (x, y) or {'x': x, 'y': y}"
+            )
     if not isinstance(dataset, list) or not _are_tensors(dataset):
         return
-    lengths = {len(tensor) if tensor.ndim else 0 for tensor in dataset}
+    lengths = _lengths(dataset)
     kinds = {(tensor.dtype, tensor.shape[1:]) for tensor in dataset}
     if len(kinds) > 1 and len(lengths) == 1 and len(dataset) < (rows := lengths.pop()):
         raise ValueError(
