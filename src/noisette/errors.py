@@ -37,26 +37,23 @@ def first_few(names: Sequence[str]) -> str:
     return ", ".join(names[:_FEW]) + (f" and {len(names) - _FEW} more" if len(names) > _FEW else "")
 
 
-def _is_users(frame: FrameType) -> bool:
-    return not frame.f_globals.get("__name__", "").startswith(("noisette.", "torch.", "contextlib"))
+def _is_ours(frame: FrameType) -> bool:
+    return frame.f_globals.get("__name__", "").startswith(("noisette.", "torch.", "contextlib"))
 
 
 def warn(said: str | Warning, category: type[Warning] = UserWarning) -> None:
     """Warn, at the innermost line of neither noisette nor torch that has led here."""
     level, frame = 2, sys._getframe(1)
-    while frame.f_back is not None and not _is_users(frame):
+    while frame.f_back is not None and _is_ours(frame):
         level, frame = level + 1, frame.f_back
     warnings.warn(said, category, stacklevel=level)
 
 
-def line_of(error: BaseException, handled: BaseException | None) -> str:
-    """The innermost line of neither noisette nor torch in which an error began: file, number and text; empty if none.
-
-    ``handled`` is what the caller handled before, which Python makes the context of each error.
-    """
-    while (cause := error.__cause__ or error.__context__) and cause is not handled:
-        error = cause
-    lines = [(f.f_code.co_filename, number) for f, number in traceback.walk_tb(error.__traceback__) if _is_users(f)]
+def line_of(error: BaseException) -> str:
+    """The innermost line of neither noisette nor torch in which an error began: file, number and text, or nothing."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [(f.f_code.co_filename, number) for f, number in traceback.walk_tb(error.__traceback__) if not _is_ours(f)]
     return "".join(f"{file}:{number}: {linecache.getline(file, number).strip()}" for file, number in lines[-1:])
 
 

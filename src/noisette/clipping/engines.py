@@ -1,6 +1,5 @@
 """Engines besides the default one, losses that cannot be vectorised, and loops that call ``loss.backward()``."""
 
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
@@ -35,13 +34,10 @@ class OneByOneWarning(UserWarning):
     ``line`` is that of the model or loss where this was found: file, number and text; empty where it is not known.
     """
 
-    def __init__(self, error: Exception, handled: BaseException | None) -> None:
-        said = str(error) or f"The loss raises {type(error).__name__}."
-        if isinstance(error, NotVectorizedError):
-            said = error.cause
-        elif isinstance(error, NotImplementedError):  # of torch, with much of its own
-            said = said.partition("\n")[0].partition(". ")[0] + "."
-        self.line = line_of(error, handled)
+    def __init__(self, error: Exception) -> None:
+        fact = (str(error) or f"the loss raises {type(error).__name__}").partition("\n")[0].partition(". ")[0]
+        said = error.cause if isinstance(error, NotVectorizedError) else f"{fact}."
+        self.line = line_of(error)
         where = f"\n  {self.line}\n" if self.line else " "
         super().__init__(
             f"{said}{where}Each example is therefore computed in a call of its own, from the outputs of the model on "
@@ -157,14 +153,13 @@ def record_rows(model: TrainedModel, batch: Microbatch, *, one_by_one: bool) -> 
             "tensor.detach() where none are needed, call model.eval() first where those of inputs are, or make what "
             "computes the tensor a part of the model"
         )
-    handled = sys.exception()
     with vmap.shared_numbers(model.module, model.buffers.seed) as (code, _):
         if not one_by_one:
             try:
                 output, rows, recording = recorded(code, model, batch)
                 return _returned(batch.count, output, rows, recording)
             except NotVectorizedError as error:
-                checks.warn(OneByOneWarning(error, handled))
+                checks.warn(OneByOneWarning(error))
         outputs = []
         for k in range(batch.count):
             one = batch.of_rows([k])
@@ -229,8 +224,7 @@ def clipped_sum_of(
         if not search(losses, uses, parameters).uncovered:  # all weights were used by operations that can be seen
             del used, recordings, products, terms
             return engine.clipped_sum(ForwardPass(losses, Recording(uses, derived)), parameters, clipping)
-    parts = (_of_row(k, used, scale, parameters) for k in range(calls[0].count))
-    return _clipped_in_parts(parts, clipping)
+    return _clipped_in_parts((_of_row(k, used, scale, parameters) for k in range(calls[0].count)), clipping)
 
 
 def _of_row(

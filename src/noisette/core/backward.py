@@ -106,9 +106,9 @@ def per_example_gradients(
     graph = search(forward.losses, forward.recording.uses, parameters)
     if graph.uncovered:
         raise UncoveredError(
-            f"{first_few(graph.uncovered)}: parameters that reach the losses outside the recorded forward pass. Give a "
+            f"{first_few(graph.uncovered)}: parameters that reach the losses outside the recorded forward pass; give a "
             "module in TorchScript as it was before torch.jit.script, leave a penalty on weights to the optimizer "
-            "(weight_decay), and compute all else by operations of torch on the model that the loss is given."
+            "(weight_decay), and compute all else by operations of torch on the model that the loss is given"
         )
     uses = dict(enumerate(forward.recording.uses))
     if not retain_graph:

@@ -341,11 +341,10 @@ def _name_counters(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> N
     """Warn of each number among the buffers that the loss has counted up in vain, as it does for any example."""
     for name, b in before.items():
         may_count = b.numel() == 1 and (b.is_floating_point() or b.dtype in (torch.int32, torch.int64))
-        if not may_count or "num_batches_tracked" in name or hasattr(now.get(name, b), CALL):
-            continue
+        after = now.get(name, b) if may_count and "num_batches_tracked" not in name else b
         with torch._C.DisableTorchFunction():
-            is_as_it_was = torch.equal(now.get(name, b), b)
-        if not is_as_it_was:
+            has_counted = not hasattr(after, CALL) and not torch.equal(after, b)
+        if has_counted:
             said = f"the loss counts in the buffer {name}, which stays as it is; count in the loop, before "
             count = f"batch.microbatches(): model.get_buffer({name!r}).fill_(run.steps_taken)"
             warn(said + count)

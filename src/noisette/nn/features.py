@@ -147,8 +147,7 @@ class Scattering2d(Shown):
 
 def _moduli(images: Tensor, wavelets: Tensor, *, stride: int) -> Tensor:
     """Moduli of the wavelet coefficients of one-channel images at every angle."""
-    radius = wavelets.shape[-1] // 2
-    parts = F.conv2d(F.pad(images, (radius,) * 4, mode="reflect"), wavelets, stride=stride)
+    parts = F.conv2d(F.pad(images, (wavelets.shape[-1] // 2,) * 4, mode="reflect"), wavelets, stride=stride)
     real, imaginary = parts.split(ANGLES, dim=1)
     return torch.hypot(real, imaginary)
 

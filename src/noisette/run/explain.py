@@ -1,6 +1,5 @@
 """What a private step of a model and its loss needs: whether it vectorises, which rules serve it, and what it costs."""
 
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -178,7 +177,6 @@ def _seen_vectorised(model: nn.Module, loss: Loss, batch: Microbatch, public: tu
     """The uses of parameters in one microbatch; why each example needs a call of its own, why some do, and the line."""
     engine = _Watching()
     clip = PerExampleClip(model, 1.0, engine=engine, capture="eager")
-    handled = sys.exception()  # by the caller; Python makes it the context of what is raised here
     apart = line = ""
 
     def watched(model: nn.Module, *args: Any) -> Tensor:
@@ -186,7 +184,7 @@ def _seen_vectorised(model: nn.Module, loss: Loss, batch: Microbatch, public: tu
         try:
             return loss(model, *args)
         except ExamplesDisagreeError as error:
-            apart, line = error.cause, line_of(error, handled)
+            apart, line = error.cause, line_of(error)
             raise
 
     with warnings.catch_warnings():

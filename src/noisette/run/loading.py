@@ -155,10 +155,6 @@ def _are_tensors(values: Sequence[Any]) -> bool:
     return all(isinstance(value, Tensor | np.ndarray) for value in values)
 
 
-def _lengths(values: Sequence[Tensor | np.ndarray]) -> set[int]:
-    return {len(value) if value.ndim else 0 for value in values}
-
-
 def _columns_of(dataset: Any) -> list[Tensor | np.ndarray] | None:
     if isinstance(dataset, Tensor | np.ndarray):
         return [dataset]
@@ -187,21 +183,17 @@ def _check_records(dataset: Any) -> None:
             f"a {type(dataset).__name__} has no length and index by record, so its records cannot be drawn one by one; "
             "pass a data set with __len__ and __getitem__ (not a DataLoader: it has a sampler of its own)"
         )
-    if isinstance(dataset, list | tuple) and len(dataset) == 1 and isinstance(dataset[0], Mapping | list | tuple):
-        found = tree_leaves(dataset[0])
-        if _are_tensors(found) and len(rows := _lengths(found)) == 1 and max(rows) > 1:
-            raise ValueError(
-                f"a {type(dataset).__name__} with one entry is one record, and this entry has columns of {max(rows)} "
-                "rows: give the columns themselves, (x, y) or {'x': x, 'y': y}"
-            )
-    if not isinstance(dataset, list) or not _are_tensors(dataset):
+    if not isinstance(dataset, list | tuple):
         return
-    lengths = _lengths(dataset)
-    kinds = {(tensor.dtype, tensor.shape[1:]) for tensor in dataset}
-    if len(kinds) > 1 and len(lengths) == 1 and len(dataset) < (rows := lengths.pop()):
+    parts = tree_leaves(dataset[0]) if len(dataset) == 1 else dataset
+    if not _are_tensors(parts):
+        return
+    lengths = {len(tensor) if tensor.ndim else 0 for tensor in parts}
+    differ = len(dataset) < len(parts) or len({(tensor.dtype, tensor.shape[1:]) for tensor in parts}) > 1
+    if differ and len(lengths) == 1 and len(dataset) < (rows := lengths.pop()):
         raise ValueError(
-            f"a list of {len(dataset)} tensors of {rows} rows may mean {len(dataset)} records or {rows}: a list is a "
-            "list of records; give columns as a tuple, (x, y)"
+            f"a {type(dataset).__name__} of {len(dataset)}, with tensors of {rows} rows, may mean {len(dataset)} "
+            f"or {rows} records: give columns as a tuple of tensors, (x, y), or a dictionary, and records as a list"
         )
 
 

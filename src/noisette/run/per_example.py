@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -331,7 +330,6 @@ class PerExampleClip:
     def _called(self, loss: Loss, microbatch: Microbatch, clipping: Clipping, public: tuple[Tensor, ...]) -> ClippedSum:
         """The clipped sum of a microbatch: by one call of the loss, or where that cannot be, one for each example."""
         if not self._is_one_by_one:
-            handled = sys.exception()
             step = partial(self._step, loss, clipping=clipping, public=public, once=False)
             try:
                 try:
@@ -342,7 +340,7 @@ class PerExampleClip:
                 microbatch.check_unwritten()
                 from noisette.clipping.engines import OneByOneWarning
 
-                checks.warn(OneByOneWarning(error, handled))
+                checks.warn(OneByOneWarning(error))
                 self._is_one_by_one = not isinstance(error, ExamplesDisagreeError) or microbatch.count > _FEW
                 self._may_call_model_at_once &= isinstance(error, NotVectorizedError)
         from noisette.clipping.engines import calls_of_loss, clipped_sum_of, clipped_sum_one_by_one
