@@ -135,8 +135,7 @@ def _random_data(like: DataSet, seed: int, examples: int = 256) -> DataSet:
     size = (examples, *like.train.inputs.shape[1:])
     inputs = random.integers(0, like.words, size) if like.words else random.random(size, dtype=np.float32)
     classes, numbers = random.integers(0, like.classes, examples), random.uniform(-1, 1, examples).astype(np.float32)
-    train = Split(inputs, classes if like.target is None else numbers)
-    return replace(like, train=train, test=None, note="")
+    return replace(like, train=Split(inputs, classes if like.target is None else numbers), test=None, note="")
 
 
 @dataclass(frozen=True)

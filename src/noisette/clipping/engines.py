@@ -1,6 +1,5 @@
 """Engines besides the default one, losses that cannot be vectorised, and loops that call ``loss.backward()``."""
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -476,16 +475,14 @@ class Vmap:
         def loss_of(trained: dict[str, Tensor], tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
             copies = {name: buffer.clone() for name, buffer in buffers.items()}  # the model's own stay as they are
             one = call.batch.with_tensors([tensor.unsqueeze(0) for tensor in tensors])
-            with as_if_compiled(), _reparametrize_module(call.model, trained | copies, tie_weights=True):
+            with _reparametrize_module(call.model, trained | copies, tie_weights=True):
                 loss = trace.one_value(call.loss(call.model, *one.args, **one.kwargs)).reshape(())
             return loss, loss
 
         of_one = torch.func.grad(loss_of, has_aux=True)
         of_all = torch.func.vmap(of_one, in_dims=(None, 0), randomness="different")
         for rows in zip(*[tensor.detach().split(self.chunk_size) for tensor in call.batch.tensors], strict=True):
-            with warnings.catch_warnings(), call.autocast:
-                # Of operations that vmap takes one by one.
-                warnings.filterwarnings("ignore", "There is a performance drop")
+            with as_if_compiled(), call.autocast:
                 try:
                     gradients, losses = of_all(trained, list(rows))
                 except (PrivacyError, torch.OutOfMemoryError):

@@ -480,8 +480,7 @@ class Recorder(TorchFunctionMode):
         edges = [get_gradient_edge(tensor) if tensor.requires_grad else None for tensor in tensors]
         if any(edges):
             first, several = tensors[0], not isinstance(output, Tensor)
-            known = tuple(filter(None, edges))
-            of_output = (tuple(edges), known, several, tuple(first.shape), first.dtype)
+            of_output = (tuple(edges), tuple(filter(None, edges)), several, tuple(first.shape), first.dtype)
             self.recording.uses.append(Use(func, args, kwargs, weights, *of_output, upstream, tuple(versions)))
 
 

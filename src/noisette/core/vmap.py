@@ -321,10 +321,12 @@ def as_if_compiled(checkpoint: Callable[..., Iterator[None]] | None = None) -> I
     before = [(owner, name, vars(owner)[name]) for owner, name, _ in changes]
     for change in changes:
         setattr(*change)
+    _functorch._set_vmap_fallback_warning_enabled(False)  # of operations that vmap takes one by one
     try:
         with eager:
             yield
     finally:
+        _functorch._set_vmap_fallback_warning_enabled(True)
         for was in before:
             setattr(*was)
 
@@ -420,11 +422,9 @@ def vmap_level(count: int) -> Iterator[int]:
     # Without them vmap runs some operations, such as the negative log-likelihood, once for each example.
     lazy_load_decompositions()
     level = _functorch._vmap_increment_nesting(count, "different")
-    _functorch._set_vmap_fallback_warning_enabled(False)  # of operations that vmap takes one by one
     try:
         yield level
     finally:
-        _functorch._set_vmap_fallback_warning_enabled(True)
         _functorch._vmap_decrement_nesting()
 
 

@@ -267,8 +267,7 @@ def _divide(x: Tensor, divisors: Tensor, keep: Tensor) -> Tensor:
     keep = keep & divisors.isfinite()
     rows = (len(x), *[1] * (x.dim() - 1))
     # A division, as the reciprocal of a large number loses digits. Divisors beyond x.dtype are infinite and give zeros.
-    quotients = x / torch.where(keep, divisors, 1.0).to(x.dtype).view(rows)
-    return torch.where(keep.view(rows), quotients, 0.0)
+    return torch.where(keep.view(rows), x / torch.where(keep, divisors, 1.0).to(x.dtype).view(rows), 0.0)
 
 
 class Scale(Stretching):

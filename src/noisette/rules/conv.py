@@ -227,8 +227,7 @@ def by_backend(form: KernelGradients) -> Tensor:
     if len(form.x) == 0:
         return form.x.new_empty(form.shape)
     x, dy = (factor.reshape(1, -1, *factor.shape[2:]) for factor in (form.x, form.dy))
-    groups = len(form.x) * form.geometry.groups
-    return backend_gradient(x, dy, replace(form.geometry, groups=groups)).view(form.shape)
+    return backend_gradient(x, dy, replace(form.geometry, groups=len(form.x) * form.geometry.groups)).view(form.shape)
 
 
 def by_groups(form: KernelGradients) -> Tensor:
@@ -285,8 +284,7 @@ def gram_of_patches(form: KernelGradients) -> Tensor:
 def _gram_norms(form: KernelGradients, patches: Tensor) -> Tensor:
     """Squared norms (b,) from the Gram matrices of patches, (example and group, position, position)."""
     dy = form.dy.reshape(patches.shape[0], -1, form.positions)
-    norms = forms.gram_product(torch.bmm(dy.transpose(1, 2), dy), patches)
-    return norms.view(-1, form.geometry.groups).sum(1)
+    return forms.gram_product(torch.bmm(dy.transpose(1, 2), dy), patches).view(-1, form.geometry.groups).sum(1)
 
 
 def _pixel_gram_size(form: KernelGradients) -> int:

@@ -106,8 +106,7 @@ def _merged(run: Run, b: int, func: Operation, arguments: dict[str, Any]) -> Any
     """The operation with ``input`` (b, n, ...) as (b n, ...), and its output in the same way."""
     input = physical(arguments["input"])
     n = input.shape[1]
-    output = run(func, (), arguments | {"input": input.flatten(0, 1)})
-    return _no_view(output).unflatten(0, (b, n))
+    return _no_view(run(func, (), arguments | {"input": input.flatten(0, 1)})).unflatten(0, (b, n))
 
 
 @leaves(F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)

@@ -530,8 +530,7 @@ class ProcessMemory(UnmeasuredMemory):
         self._free = _kilobytes("/proc/meminfo", "MemAvailable") + held
 
     def fits(self) -> float:
-        taken = _kilobytes("/proc/self/status", "VmHWM") - self._at_first
-        return _SHARE_ON_PROCESSOR * self._free / max(1, taken)
+        return _SHARE_ON_PROCESSOR * self._free / max(1, _kilobytes("/proc/self/status", "VmHWM") - self._at_first)
 
 
 def _kilobytes(file: str, entry: str) -> int:
