@@ -103,8 +103,7 @@ def test_each_user_keeps_at_most_the_declared_number():
 def test_every_set_of_records_of_a_user_is_kept_equally_often(users):
     """Also the last ones in the order of the data set; users are those of either end of it."""
     own = np.flatnonzero(np.array(users) == 0)
-    sets = list(combinations(own.tolist(), 2))
-    counts = dict.fromkeys(sets, 0)
+    counts = dict.fromkeys(combinations(own.tolist(), 2), 0)
     for number in range(3000):
         kept = UserRecords(np.array(users), 2, key(number)).kept
         counts[tuple(own[kept[own]].tolist())] += 1
