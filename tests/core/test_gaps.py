@@ -124,8 +124,7 @@ def test_sizes_and_places_at_small_rates() -> None:
     rate, size, key = 1e-9, 3 * 10**9, SecretKey()
     batches = [records_at_gaps(size, rate, key, purpose="sampling", step=step) for step in range(3000)]
     found = np.bincount([len(batch) for batch in batches], minlength=10)[:10]
-    expected = stats.poisson.pmf(np.arange(10), 3) * 3000
-    assert stats.chisquare(found, expected, sum_check=False).pvalue > 1e-7
+    assert stats.chisquare(found, stats.poisson.pmf(np.arange(10), 3) * 3000, sum_check=False).pvalue > 1e-7
     assert stats.kstest(np.concatenate(batches) / size, "uniform").pvalue > 1e-7
     # The first record of a batch, given that there is one; -expm1 of multiples of log1p keeps all digits.
     first = np.array([batch[0] + 1 for batch in batches if len(batch)])

@@ -117,8 +117,7 @@ def counted(sampler: KeptRecordsSampler | UserSampler, steps: int) -> np.ndarray
 
 
 def test_records_of_a_user_enter_independently():
-    records = UserRecords(np.repeat(np.arange(40), 7), 3, key(1))
-    counts = counted(KeptRecordsSampler(records, 0.3, key(1)), 1000)
+    counts = counted(KeptRecordsSampler(UserRecords(np.repeat(np.arange(40), 7), 3, key(1)), 0.3, key(1)), 1000)
     expected = counts.size * stats.binom.pmf(range(4), 3, 0.3)
     assert counts.max() == 3
     assert stats.chisquare(np.bincount(counts.ravel()), expected).pvalue > 1e-6

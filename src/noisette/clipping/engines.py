@@ -28,15 +28,12 @@ from noisette.errors import PrivacyError, line_of
 
 
 class OneByOneWarning(UserWarning):
-    """The loss cannot be vectorised; its examples are computed one after the other, with the same result.
-
-    ``line`` is that of the model or loss where this was found: file, number and text; empty where it is not known.
-    """
+    """The loss cannot be vectorised; its examples are computed one after the other, with the same result."""
 
     def __init__(self, error: Exception) -> None:
         fact = (str(error) or f"the loss raises {type(error).__name__}").partition("\n")[0].partition(". ")[0]
         said = error.cause if isinstance(error, NotVectorizedError) else f"{fact}."
-        self.line = line_of(error)
+        self.line = line_of(error)  # of the model or the loss; empty where it is not known
         where = f"\n  {self.line}\n" if self.line else " "
         super().__init__(
             f"{said}{where}Each example is therefore computed in a call of its own, from the outputs of the model on "

@@ -200,8 +200,7 @@ def by_unfold(form: KernelGradients) -> Tensor:
     if operations_are_few():
         return torch.bmm(*_matrices(form)).view(form.shape)
     out = form.x.new_empty(form.shape)
-    at_once = _CACHED if out.device.type == "cpu" else form.factors_size
-    size = max(1, at_once // form.unfolded_size)
+    size = max(1, (_CACHED if out.device.type == "cpu" else form.factors_size) // form.unfolded_size)
     for part, gradients in zip(form.split(size), out.split(size), strict=True):
         dy, patches = _matrices(part)
         torch.bmm(dy, patches, out=gradients.view(len(dy), dy.shape[1], patches.shape[2]))

@@ -18,6 +18,7 @@ from noisette.core.forms import rewrite
 from noisette.core.vmap import REPLACED, add_example_axis, differentiated, is_batched, level_of, physical
 
 F = torch.nn.functional
+_SET, _WRAP = parametrize._maybe_set, eager_transforms._wrap_tensor_for_grad
 _VF: Any = rnn._VF  # operations of torch without a public name  # pyright: ignore[reportPrivateImportUsage]
 
 
@@ -131,8 +132,6 @@ def pad(data: Tensor, batch_sizes: Tensor, batch_first: bool, padding_value: flo
 
 # Functions of torch that are not operations, and what stands in their place while a loss runs
 
-_SET, _WRAP = parametrize._maybe_set, eager_transforms._wrap_tensor_for_grad
-
 
 def _branch(is_first: Any, first: Callable[..., Any], second: Callable[..., Any], operands: Sequence[Any] = ()) -> Any:
     """``torch.cond``."""
@@ -150,11 +149,8 @@ def _wrapped_for_grad(value: Any, level: int) -> Any:
     return _WRAP(differentiated(value) if isinstance(value, Tensor) else value, level)
 
 
-REPLACED += [
-    (torch, "cond", _branch),
-    (parametrize, "_maybe_set", _set),
-    (eager_transforms, "_wrap_tensor_for_grad", _wrapped_for_grad),
-]
+REPLACED += [(torch, "cond", _branch), (parametrize, "_maybe_set", _set)]
+REPLACED += [(eager_transforms, "_wrap_tensor_for_grad", _wrapped_for_grad)]
 
 
 # What asks for a value, or gives something other than a tensor of each example
