@@ -32,7 +32,8 @@ def weight_fingerprint(model: nn.Module) -> tuple[object, ...]:
     Writes through ``.data`` are not seen.
     """
     weights = [(p._version, p.data_ptr(), p.dtype) for p in model.parameters()]
-    return (*weights, *((m, m.projection, m.norm) for m in model.modules() if isinstance(m, Constrained)))
+    norms = [(m, m.projection, m.norm) for m in model.modules() if isinstance(m, Constrained)]
+    return (*weights, *norms)
 
 
 def score_clipping(rule: ClippingRule | None) -> Group:
