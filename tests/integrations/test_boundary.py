@@ -222,8 +222,7 @@ def refused(says: str, step: Callable[[Private, Tensor, Tensor], None]) -> None:
 
 def test_views_of_a_record_are_several_calls() -> None:
     def joined(private: Private, x: Tensor, y: Tensor) -> None:
-        both = private(torch.cat([x, x.flip(1)]))
-        F.cross_entropy(both, torch.cat([y, y])).backward()
+        F.cross_entropy(private(torch.cat([x, x.flip(1)])), torch.cat([y, y])).backward()
 
     refused("with 12 rows, where 6 records of the batch are left", joined)
 

@@ -329,11 +329,12 @@ class ModelBuffers:
     @contextmanager
     def lent(self, copy: Callable[[Tensor], Tensor] = lambda x: x.detach().clone()) -> Iterator[None]:
         """Within it the model has copies of its buffers, made by this function; the first time counters are watched."""
-        copies = {name: copy(values) for name, values in self.values().items()}
+        before = self.values()
+        copies = {name: copy(values) for name, values in before.items()}
         with _reparametrize_module(self._model, copies) if copies else nullcontext():
             yield
             if not self._were_lent:
-                _name_counters(self.values(), dict(self._model.named_buffers()))
+                _name_counters(before, dict(self._model.named_buffers()))
             self._were_lent = True
 
 

@@ -186,7 +186,7 @@ class Recorder(TorchFunctionMode):
         """An operation inside of ``vmap``; ``is_shared``: it draws numbers for all examples."""
         if isinstance(func, HigherOrderOperator) and type(func).__module__.startswith(_OPERATORS_OF_FUNCTIONS):
             raise RuntimeError(vmap.CALLS_FUNCTIONS)
-        if func is vmap.differentiated:
+        if func is vmap.transformed:
             return self._own_copy(args[0], func) if self._is_weight(args[0]) else args[0]
         weights: dict[int, Tensor] = {}
         is_batched = is_foreign = False

@@ -284,8 +284,8 @@ def shared_numbers(code: Callable[..., Any], seed: int) -> Iterator[tuple[Callab
 
 
 @wrap_torch_function(lambda value: (value,))
-def differentiated(value: Tensor) -> Tensor:
-    """What ``torch.func.grad`` is about to wrap; in place of a weight a recorder gives each example its own copy."""
+def transformed(value: Tensor) -> Tensor:
+    """What ``torch.func`` is about to wrap; in place of a weight a recorder gives each example its own copy."""
     return value
 
 

@@ -15,10 +15,10 @@ from torch.nn.utils import parametrize, rnn
 from torch.utils._pytree import tree_map_only
 
 from noisette.core.forms import rewrite
-from noisette.core.vmap import REPLACED, add_example_axis, differentiated, is_batched, level_of, physical
+from noisette.core.vmap import REPLACED, add_example_axis, is_batched, level_of, physical, transformed
 
 F = torch.nn.functional
-_SET, _WRAP = parametrize._maybe_set, eager_transforms._wrap_tensor_for_grad
+_SET = parametrize._maybe_set
 _VF: Any = rnn._VF  # operations of torch without a public name  # pyright: ignore[reportPrivateImportUsage]
 
 
@@ -144,13 +144,14 @@ def _set(target: Tensor, source: Tensor) -> None:
         _SET(target, source)
 
 
-def _wrapped_for_grad(value: Any, level: int) -> Any:
-    """An argument of a function that ``torch.func.grad`` differentiates."""
-    return _WRAP(differentiated(value) if isinstance(value, Tensor) else value, level)
+def _wrapped(wrap: Callable[..., Any], value: Any, *place: int, **level: int) -> Any:
+    """An argument of a function that is called by ``torch.func.grad`` or ``torch.func.vmap``."""
+    return wrap(transformed(value) if isinstance(value, Tensor) else value, *place, **level)
 
 
 REPLACED += [(torch, "cond", _branch), (parametrize, "_maybe_set", _set)]
-REPLACED += [(eager_transforms, "_wrap_tensor_for_grad", _wrapped_for_grad)]
+for module, name in ((eager_transforms, "_wrap_tensor_for_grad"), (torch._functorch.vmap, "_add_batch_dim")):
+    REPLACED.append((module, name, partial(_wrapped, getattr(module, name))))
 
 
 # What asks for a value, or gives something other than a tensor of each example
