@@ -341,14 +341,13 @@ class ModelBuffers:
 def _name_counters(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> None:
     """Warn of each number among the buffers that the loss has counted up in vain, as it does for any example."""
     for name, b in before.items():
-        may_count = b.numel() == 1 and (b.is_floating_point() or b.dtype in (torch.int32, torch.int64))
-        after = now.get(name, b) if may_count and "num_batches_tracked" not in name else b
+        after, kinds = now.get(name, b), (torch.int32, torch.int64)
+        may_count = b.numel() == 1 and not b.is_meta and (b.is_floating_point() or b.dtype in kinds)
         with torch._C.DisableTorchFunction():
-            has_counted = not hasattr(after, CALL) and not torch.equal(after, b)
-        if has_counted:
-            said = f"the loss counts in the buffer {name}, which stays as it is; count in the loop, before "
-            count = f"batch.microbatches(): model.get_buffer({name!r}).fill_(run.steps_taken)"
-            warn(said + count)
+            if not may_count or "num_batches_tracked" in name or hasattr(after, CALL) or torch.equal(after, b):
+                continue
+        said = f"the loss counts in the buffer {name}, which stays as it is; count in the loop, before "
+        warn(said + f"batch.microbatches(): model.get_buffer({name!r}).fill_(run.steps_taken)")
 
 
 def version_of(tensor: Tensor) -> int:
