@@ -115,8 +115,7 @@ def test_a_parametrization_of_a_frozen_weight_may_begin_and_end_in_each_forward_
             remove_parametrizations(m.layer, "weight", leave_parametrized=False)
 
     up, down = nn.Parameter(torch.ones(2, 1)), nn.Parameter(torch.ones(1, 3))
-    model: Any = Forward(forward, layer=nn.Linear(3, 2), up=up, down=down).double()
-    model.layer.requires_grad_(False)
+    model = Forward(forward, layer=nn.Linear(3, 2).requires_grad_(False), up=up, down=down).double()
     truth = example_gradients(model, squares, (X,)).clipped(0.5).vector
     torch.testing.assert_close(clipped_by(model, 0.5, squares, (X,)), truth)
     with run_of(model) as run:
