@@ -178,7 +178,7 @@ def branches(m: Forward, x: Tensor) -> Tensor:
 
 
 def test_what_cannot_be_vectorised_or_recorded_is_computed_one_by_one() -> None:
-    model = Forward(branches, one=nn.Linear(12, 3), other=nn.Linear(12, 3), calls=torch.zeros(()))
+    model = Forward(branches, one=nn.Linear(12, 3), other=nn.Linear(12, 3), calls=torch.zeros(12))
     x, y = torch.randn(9, 12), torch.randint(0, 3, (9,))
 
     def anew(model: Any, x: Tensor, y: Tensor) -> Tensor:
