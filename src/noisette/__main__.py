@@ -8,8 +8,7 @@ def main() -> None:
     try:
         from noisette.cli import main as command
     except ModuleNotFoundError as error:
-        missing = str(error.name).partition(".")[0]
-        sys.exit(f"noisette: the command line needs {missing}: pip install 'noisette[cli]'")
+        sys.exit(f"noisette: the command line needs {str(error.name).partition('.')[0]}: pip install 'noisette[cli]'")
     command()
 
 

@@ -1,10 +1,14 @@
 """What is refused: the errors that noisette raises where a guarantee would not hold, and the checks of arguments."""
 
+import linecache
 import math
+import sys
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from numbers import Integral, Real
 from pathlib import Path
+from types import FrameType
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -31,6 +35,26 @@ def first_few(names: Sequence[str]) -> str:
     'a, b, c, d, e and 2 more'
     """
     return ", ".join(names[:_FEW]) + (f" and {len(names) - _FEW} more" if len(names) > _FEW else "")
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return frame.f_globals.get("__name__", "").startswith(("noisette.", "torch.", "contextlib"))
+
+
+def warn(said: str | Warning, category: type[Warning] = UserWarning) -> None:
+    """Warn, at the innermost line of neither noisette nor torch that has led here."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and _is_ours(frame):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(said, category, stacklevel=level)
+
+
+def line_of(error: BaseException) -> str:
+    """The innermost line of neither noisette nor torch in which an error began: file, number and text, or nothing."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [(f.f_code.co_filename, number) for f, number in traceback.walk_tb(error.__traceback__) if not _is_ours(f)]
+    return "".join(f"{file}:{number}: {linecache.getline(file, number).strip()}" for file, number in lines[-1:])
 
 
 def raised_by(error: BaseException) -> str:

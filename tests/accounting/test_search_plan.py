@@ -34,13 +34,11 @@ def theorem_2(noise, mean, shape, delta):
     constant = min(
         (1 + shape) * (1 - 1 / a) * a / (2 * noise**2) + (1 + shape) * math.log(1 / gamma) / a for a in ORDERS
     )
-    found = [a / (2 * noise**2) + constant + math.log(mean) / (a - 1) for a in ORDERS]
-    return epsilon_of(ORDERS, found, delta)
+    return epsilon_of(ORDERS, [a / (2 * noise**2) + constant + math.log(mean) / (a - 1) for a in ORDERS], delta)
 
 
 def price(noise, mean, shape, delta):
-    search = RepeatAndSelect(((Gaussian(noise), 1),), mean, shape)
-    return RdpAccountant().compose({search: 1}).epsilon(delta=delta)
+    return RdpAccountant().compose({RepeatAndSelect(((Gaussian(noise), 1),), mean, shape): 1}).epsilon(delta=delta)
 
 
 @pytest.mark.parametrize("noise", [1.0, 4.0])
@@ -103,8 +101,7 @@ def test_no_search_over_a_mechanism_of_few_results_costs_more_than_its_price(mea
 def test_the_price_is_that_of_the_library_on_exact_divergences(mean, shape, rate, noise, steps):
     run = {PoissonGaussian(rate, noise): steps, Gaussian(9.0): 1}
     ours = RdpAccountant().compose({RepeatAndSelect(tuple(run.items()), mean, shape): 1})
-    alone = RdpAccountant().compose(run).divergences
-    same = epsilon_of(ORDERS, library_search(ORDERS, alone, mean, shape), 1e-6)
+    same = epsilon_of(ORDERS, library_search(ORDERS, RdpAccountant().compose(run).divergences, mean, shape), 1e-6)
     assert ours.epsilon(delta=1e-6) == pytest.approx(same, rel=1e-7)
     step = dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(noise))
     whole = dp_event.ComposedDpEvent([dp_event.SelfComposedDpEvent(step, steps), dp_event.GaussianDpEvent(9.0)])

@@ -40,8 +40,7 @@ def test_the_belief_is_exceeded_as_rarely_as_stated(mu, exceeded):
     loss = math.log(belief / (1 - belief))
     # The privacy loss of the record's own outputs is normal: mean mu^2 / 2, standard deviation mu.
     assert norm.sf((loss - mu**2 / 2) / mu) <= exceeded
-    exact = mu**2 / 2 + mu * norm.isf(exceeded)
-    assert loss <= exact + 1.3 * max(1, mu)
+    assert loss <= mu**2 / 2 + mu * norm.isf(exceeded) + 1.3 * max(1, mu)
 
 
 def test_randomised_response_is_bounded_exactly():

@@ -42,5 +42,4 @@ def test_all_unknown_names_are_listed_with_the_valid_ones(tmp_path):
     ],
 )
 def test_wrong_numbers_are_errors(arguments, message, tmp_path):
-    done = refusal(bench(*arguments, out=tmp_path / "out"), message)
-    assert len(done.stderr.strip().splitlines()) == 1
+    assert len(refusal(bench(*arguments, out=tmp_path / "out"), message).stderr.strip().splitlines()) == 1

@@ -102,8 +102,7 @@ def test_invalid_input_is_reported_and_nothing_is_written(run, tmp_path):
 def test_a_run_that_contradicts_its_ledger_is_refused(run, tmp_path):
     quiet = {"event": json.loads((run / "run.json").read_text())["event"] | {"noise_multiplier": 0.01}}
     for facts, message in ((quiet, "contains 0 of them"), ({"steps": 10_000}, "states 10000 releases")):
-        place = tmp_path / message
-        refusal(audit(changed(run, place, **facts), out=tmp_path / "out"), message)
+        refusal(audit(changed(run, tmp_path / message, **facts), out=tmp_path / "out"), message)
 
 
 def test_a_cost_that_is_too_small_is_found(run, tmp_path):

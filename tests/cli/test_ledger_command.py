@@ -56,8 +56,7 @@ def test_price_is_the_cost_of_all_releases_by_all_accountants(folder):
     epsilon = {row["accountant"]: row["epsilon"] for row in priced["prices"]}
     (rdp,) = facts("price", folder, "--delta", "1e-5", "--accountant", "rdp")["prices"]
     assert (rdp["accountant"], rdp["epsilon"]) == ("rdp", epsilon["rdp"])
-    events = {PROJECTION: 1, FIRST: 3, SECOND: 50}
-    assert epsilon["pld"] == PldAccountant().compose(events).epsilon(delta=1e-5)
+    assert epsilon["pld"] == PldAccountant().compose({PROJECTION: 1, FIRST: 3, SECOND: 50}).epsilon(delta=1e-5)
     assert epsilon["pld"] < epsilon["rdp"] < epsilon["moments"]
     assert set(epsilon) | set(priced["no_price"]) == set(ACCOUNTANTS)
     assert (priced["neighbouring"], priced["dataset"]) == ("add or remove one record", "mnist")

@@ -78,8 +78,7 @@ def finished(folder, *options):
         # As many digits as a number has: none of the report's other numbers can be one of these by chance.
         one = whole(self, recipe, random)
         numbers = {"lr": one.training.lr * (1 + random.random() / 1e6)}
-        norm = one.privacy.max_grad_norm * (1 - random.random() / 1e6)
-        privacy = replace(one.privacy, max_grad_norm=norm)
+        privacy = replace(one.privacy, max_grad_norm=one.privacy.max_grad_norm * (1 - random.random() / 1e6))
         drawn.append(replace(one, training=replace(one.training, **numbers), privacy=privacy))
         return drawn[-1]
 

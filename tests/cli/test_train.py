@@ -43,8 +43,7 @@ def test_a_run_leaves_its_folder_and_says_so(short_run):
     assert shown.exit_code == 0, shown.output
     assert tree(out) == FILES
     assert tree(out.parent) == {out.name} | {f"{out.name}/{name}" for name in FILES}
-    run = facts(out)
-    assert f"{run['test_accuracy']:.1%}".replace("%", " %") in shown.output
+    assert f"{facts(out)['test_accuracy']:.1%}".replace("%", " %") in shown.output
     assert "epsilon 1.00, delta 2e-4" in shown.output
     assert "Warning" not in shown.output
     assert "report.html" in shown.output
@@ -75,8 +74,7 @@ def test_epsilon_follows_from_the_ledger_alone(short_run):
         if times:
             assert times > 0, "nothing was given back"
             independent.compose(dp_accounting.PoissonSampledDpEvent(line["sampling_rate"], noise), times)
-    epsilon = facts(short_run[0])["epsilon"]
-    assert independent.get_epsilon(2e-4) == pytest.approx(epsilon, rel=0.005)
+    assert independent.get_epsilon(2e-4) == pytest.approx(facts(short_run[0])["epsilon"], rel=0.005)
 
 
 def own_data(path: Path, *, records: int) -> list[object]:

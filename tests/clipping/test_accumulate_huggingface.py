@@ -30,8 +30,7 @@ EXPERTS = GROUPED | {"num_local_experts": 4, "num_experts_per_tok": 2, "experts_
 
 
 def texts() -> Batch:
-    lengths = torch.tensor([[7], [4], [5]])
-    mask = (torch.arange(7) < lengths).long()
+    mask = (torch.arange(7) < torch.tensor([[7], [4], [5]])).long()
     return {"input_ids": torch.randint(4, WORDS, (B, 7)) * mask + (1 - mask), "attention_mask": mask}
 
 

@@ -117,7 +117,7 @@ def counting(m: Forward, x: Tensor) -> Tensor:
 WRITING = {
     "spectral norm": Model(lambda: parametrizations.spectral_norm(nn.Linear(4, 3)), labelled(4), entropy),
     "a count of calls": Model(
-        lambda: Forward(counting, layer=nn.Linear(4, 3), calls=torch.zeros(())), labelled(4), entropy
+        lambda: Forward(counting, layer=nn.Linear(4, 3), calls=torch.zeros(3)), labelled(4), entropy
     ),
 }
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from noisette import OneByOneWarning, PrivacyError
+from noisette import OneByOneWarning, PerExampleClip, PrivacyError
 from oracle import example_gradients
 from small_loop import clipped_by
 
@@ -103,9 +103,13 @@ def test_an_example_whose_loss_reaches_no_parameter_adds_nothing() -> None:
 def test_it_is_said_once() -> None:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        clipped_by(net(), 0.5, SINGLE["item"], *[(rows(9),)] * 3)
-    assert [warning.category for warning in said] == [OneByOneWarning]
-    assert "as a Python number" in str(said[0].message)
+        clip = PerExampleClip(net(), 0.5, capture="graph")
+        for _ in range(3):
+            clip.accumulate(SINGLE["item"], rows(9))
+    assert [(warning.category, warning.filename) for warning in said] == [(OneByOneWarning, __file__)]
+    assert "choose by torch.where, or use masks of a fixed size" in str(said[0].message)
+    assert f"{__file__}:{SINGLE['item'].__code__.co_firstlineno}: " in str(said[0].message)
+    assert "in no captured graph" in str(said[0].message)
 
 
 def by_tensor() -> Loss:

@@ -71,8 +71,7 @@ def of_changing_gradients(*factors: float) -> Callable[..., Tensor]:
 def test_the_bound_holds_where_the_second_forward_pass_differs(second: float) -> None:
     for x, y in ((torch.randn(1, 4), torch.tensor([k % 3])) for k in range(5)):
         model = checkpointed(changing(1.0, 1.0, second, second))  # each pass computes it, and then once more
-        sums = summed(model, ReweightGP(), of_class, x, y)
-        assert float(sums.norm()) <= BOUND * (1 + ROUNDING)
+        assert float(summed(model, ReweightGP(), of_class, x, y).norm()) <= BOUND * (1 + ROUNDING)
 
 
 @pytest.mark.parametrize("second", [0.01, 5.0, 1e4])
@@ -87,8 +86,7 @@ def test_a_gradient_that_is_finite_once_alone_is_refused() -> None:
     model, batch = nn.Linear(4, 3), (torch.randn(5, 4), torch.zeros(5).long())
     with pytest.raises(PrivacyError, match=r"not finite in the second.*BookKeeping\(\)"):
         summed(model, ReweightGP(), of_changing_gradients(1.0, torch.inf), *batch)
-    sums = summed(model, BookKeeping(), of_class, *batch)
-    assert sums.any()
+    assert summed(model, BookKeeping(), of_class, *batch).any()
 
 
 def test_no_gradient_is_alive_when_the_next_one_comes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,8 +47,7 @@ def written(m: Drawn, x: Tensor, y: Tensor) -> Tensor:
 
 
 def in_place(m: Drawn, x: Tensor, y: Tensor) -> Tensor:
-    out = x @ m.w
-    return out.add_(m.v).relu_()
+    return (x @ m.w).add_(m.v).relu_()
 
 
 def through_view(m: Drawn, x: Tensor, y: Tensor) -> Tensor:
@@ -99,8 +98,7 @@ def record(model: Drawn, seed: int) -> tuple[Tensor, Recording, dict[str, Tensor
     x = torch.randn(1 + seed % 3, TIME, WIDTH, dtype=torch.float64, requires_grad=True)
 
     def loss(model: nn.Module, x: Tensor) -> Tensor:
-        y = model(x) if seed % 4 else model(x) * model(0.5 * x)
-        return y.square().sum()
+        return (model(x) if seed % 4 else model(x) * model(0.5 * x)).square().sum()
 
     forward, parameters = recorded(model, loss, x)
     return forward.losses, forward.recording, parameters

@@ -6,12 +6,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import register_parametrization, remove_parametrizations
 
 from model_cases import Forward
 from noisette import PerExampleClip, PrivacyError, PrivateRun
 from noisette.core.loss import ModelBuffers
+from oracle import example_gradients
+from small_loop import clipped_by, start
 from small_loop import square as squares
-from small_loop import start
 
 X = torch.randn(6, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
@@ -101,6 +103,27 @@ def test_a_parameter_that_is_written_within_a_batch_ends_the_run() -> None:
                 run.optimizer.step()
 
 
+def test_a_parametrization_of_a_frozen_weight_may_begin_and_end_in_each_forward_pass() -> None:
+    """As PEFT's of ``target_parameters``."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        register_parametrization(m.layer, "weight", Forward(lambda _, weight: weight + m.up @ m.down))
+        m.layer.parametrizations.weight.original.requires_grad_(False)
+        try:
+            return m.layer(x)
+        finally:
+            remove_parametrizations(m.layer, "weight", leave_parametrized=False)
+
+    up, down = nn.Parameter(torch.ones(2, 1)), nn.Parameter(torch.ones(1, 3))
+    model = Forward(forward, layer=nn.Linear(3, 2).requires_grad_(False), up=up, down=down).double()
+    truth = example_gradients(model, squares, (X,)).clipped(0.5).vector
+    torch.testing.assert_close(clipped_by(model, 0.5, squares, (X,)), truth)
+    with run_of(model) as run:
+        for (x,) in next(run.batches()).microbatches(6):
+            run.accumulate(squares, x)
+        run.optimizer.step()
+
+
 def test_buffers_that_are_made_or_exchanged_are_put_back() -> None:
     model = written_by(nothing)
     kept, buffers = model.seen, ModelBuffers(model)
@@ -126,11 +149,13 @@ def one_by_one(m: Any, x: Tensor) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::noisette.OneByOneWarning")
+@pytest.mark.parametrize("kind", [torch.long, torch.float32])
 @pytest.mark.parametrize("write", [counted, recounted, one_by_one])
 def test_a_counter_is_named_once_and_may_be_counted_in_the_loop(
-    write: Callable[[Any, Tensor], None], recwarn: pytest.WarningsRecorder
+    write: Callable[[Any, Tensor], None], kind: torch.dtype, recwarn: pytest.WarningsRecorder
 ) -> None:
     model, counts = written_by(write), []
+    model.count = model.count.to(kind)
     with run_of(model, steps=3) as run:
         for batch in run.batches():
             model.get_buffer("count").fill_(run.steps_taken)
@@ -145,14 +170,15 @@ def test_a_counter_is_named_once_and_may_be_counted_in_the_loop(
 
 
 def test_other_buffers_that_a_loss_writes_are_not_named(recwarn: pytest.WarningsRecorder) -> None:
-    for name in ("count", "norm.num_batches_tracked", "of_two", "is_set"):
+    for name in ("count", "norm.num_batches_tracked", "of_two", "is_set", "mean"):
 
         def write(m: Any, x: Tensor, name: str = name) -> None:
-            m.get_buffer(name).add_(1)
+            m.get_buffer(name).add_(x.mean() if name == "mean" else 1)
 
         model = written_by(nothing if name == "count" else write)
         model.norm = nn.BatchNorm1d(2).double().eval()
         model.register_buffer("of_two", torch.zeros(2, dtype=torch.long))
         model.register_buffer("is_set", torch.zeros((), dtype=torch.uint8))
+        model.register_buffer("mean", torch.zeros((), dtype=torch.float64))
         PerExampleClip(model, 0.5).accumulate(squares, X)
     assert not recwarn.list

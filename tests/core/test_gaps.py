@@ -75,8 +75,7 @@ def test_words_at_a_threshold_are_decided_by_further_bits(rate: float) -> None:
 
 def test_the_smallest_word_has_no_largest_gap() -> None:
     for further in (2**63, 2**20, 1):
-        numerator = (further << 64 | further) * 2 + 1
-        assert first_gap(0, 0.05, further)[0] == gap_of(numerator, 193, 0.05)
+        assert first_gap(0, 0.05, further)[0] == gap_of((further << 64 | further) * 2 + 1, 193, 0.05)
 
 
 def counts(sampler: PoissonSampler, steps: int) -> tuple[np.ndarray, np.ndarray]:
@@ -125,10 +124,8 @@ def test_sizes_and_places_at_small_rates() -> None:
     rate, size, key = 1e-9, 3 * 10**9, SecretKey()
     batches = [records_at_gaps(size, rate, key, purpose="sampling", step=step) for step in range(3000)]
     found = np.bincount([len(batch) for batch in batches], minlength=10)[:10]
-    expected = stats.poisson.pmf(np.arange(10), 3) * 3000
-    assert stats.chisquare(found, expected, sum_check=False).pvalue > 1e-7
-    places = np.concatenate(batches) / size
-    assert stats.kstest(places, "uniform").pvalue > 1e-7
+    assert stats.chisquare(found, stats.poisson.pmf(np.arange(10), 3) * 3000, sum_check=False).pvalue > 1e-7
+    assert stats.kstest(np.concatenate(batches) / size, "uniform").pvalue > 1e-7
     # The first record of a batch, given that there is one; -expm1 of multiples of log1p keeps all digits.
     first = np.array([batch[0] + 1 for batch in batches if len(batch)])
     beyond = np.log1p(-rate)

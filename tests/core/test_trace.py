@@ -44,8 +44,7 @@ def test_frozen_parameters_are_constants() -> None:
 
 def test_derived_weights_and_constants() -> None:
     def forward(m: Forward, x: Tensor) -> Tensor:
-        positions = torch.arange(6) * 2
-        return x * (m.w * m.mask)[1] + m.table[positions]
+        return x * (m.w * m.mask)[1] + m.table[torch.arange(6) * 2]
 
     model = Forward(forward, w=parameter(2, 6), mask=torch.ones(2, 6), table=parameter(12))
     found = recorded(model)

@@ -51,8 +51,7 @@ def test_lightning_page(tmp_path, monkeypatch):
 
 
 def test_opacus_page():
-    found = names_of(*blocks("docs/how-to/from-opacus.md"))
-    assert 2.5 < found["engine"].get_epsilon(1e-4) <= 3
+    assert 2.5 < names_of(*blocks("docs/how-to/from-opacus.md"))["engine"].get_epsilon(1e-4) <= 3
 
 
 @pytest.mark.parametrize("words", ["opacus_images.py --batch 300", "opacus_text.py --records 64 --batch 16"])

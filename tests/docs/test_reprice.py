@@ -68,8 +68,7 @@ def test_epsilon_is_that_of_noisette(tmp_path, said_on, runs, charges, counted):
     path = spend(tmp_path / "ledger.jsonl", *runs, charges=charges)
     events = Ledger.read(path).events
     assert counted is None or events == counted
-    ours = PldAccountant().compose(events).epsilon(delta=1e-5)
-    assert float(said_on(path).out) == pytest.approx(ours, rel=1e-3)
+    assert float(said_on(path).out) == pytest.approx(PldAccountant().compose(events).epsilon(delta=1e-5), rel=1e-3)
 
 
 def test_an_altered_line_and_a_missing_line_are_refused(tmp_path, epsilon_of):
@@ -127,8 +126,7 @@ def test_every_kind_of_event_is_priced():
 @pytest.mark.parametrize("events", EVERY_KIND, ids=lambda events: " and ".join(e.mechanism for e in events))
 def test_each_kind_of_event_has_the_epsilon_of_noisette(tmp_path, epsilon_of, events):
     path = spend(tmp_path / "ledger.jsonl", charges=events.items())
-    ours = PldAccountant().compose(events).epsilon(delta=1e-7)
-    assert epsilon_of(path, 1e-7) == pytest.approx(ours, rel=0.01)
+    assert epsilon_of(path, 1e-7) == pytest.approx(PldAccountant().compose(events).epsilon(delta=1e-7), rel=0.01)
 
 
 def test_batches_that_are_often_full_cost_a_little_more_by_the_script(tmp_path, epsilon_of):
@@ -142,8 +140,7 @@ def test_declared_and_searched_amounts_add_up_with_steps(tmp_path, epsilon_of):
     """Either bound may be the tighter one: both make a distribution of the divergences."""
     events = {RUN: 700, ZcdpAmount(0.01): 2, RepeatAndSelect(((STEP, 1000),), mean=5.0, shape=1.0): 1}
     path = spend(tmp_path / "ledger.jsonl", charges=events.items())
-    ours = PldAccountant().compose(events).epsilon(delta=1e-6)
-    assert epsilon_of(path, 1e-6) == pytest.approx(ours, rel=0.03)
+    assert epsilon_of(path, 1e-6) == pytest.approx(PldAccountant().compose(events).epsilon(delta=1e-6), rel=0.03)
 
 
 def test_what_has_no_resolved_epsilon_is_refused_in_words(tmp_path, epsilon_of):

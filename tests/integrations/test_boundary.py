@@ -177,7 +177,7 @@ def branches(m: Forward, x: Tensor) -> Tensor:
 
 
 def test_what_cannot_be_vectorised_or_recorded_is_computed_one_by_one() -> None:
-    model = Forward(branches, one=nn.Linear(12, 3), other=nn.Linear(12, 3), calls=torch.zeros(()))
+    model = Forward(branches, one=nn.Linear(12, 3), other=nn.Linear(12, 3), calls=torch.zeros(12))
     x, y = torch.randn(9, 12), torch.randint(0, 3, (9,))
 
     def anew(model: Any, x: Tensor, y: Tensor) -> Tensor:
@@ -221,8 +221,7 @@ def refused(says: str, step: Callable[[Private, Tensor, Tensor], None]) -> None:
 
 def test_views_of_a_record_are_several_calls() -> None:
     def joined(private: Private, x: Tensor, y: Tensor) -> None:
-        both = private(torch.cat([x, x.flip(1)]))
-        F.cross_entropy(both, torch.cat([y, y])).backward()
+        F.cross_entropy(private(torch.cat([x, x.flip(1)])), torch.cat([y, y])).backward()
 
     refused("with 12 rows, where 6 records of the batch are left", joined)
 

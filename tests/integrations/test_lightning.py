@@ -404,8 +404,7 @@ def test_a_crashed_run_goes_on_within_its_budget(tmp_path: Path) -> None:
 
 
 def test_a_run_whose_steps_are_all_spent_trains_nothing(tmp_path: Path) -> None:
-    training = trainer(tmp_path, callbacks=[saved_every_three(tmp_path)])
-    training.fit(private(), loader())
+    trainer(tmp_path, callbacks=[saved_every_three(tmp_path)]).fit(private(), loader())
     again, module = trainer(tmp_path), private()
     with pytest.warns(UserWarning, match="all 8 steps of this run are spent, 5 of them after the checkpoint"):
         again.fit(module, loader(), ckpt_path=tmp_path / "step=3.ckpt")

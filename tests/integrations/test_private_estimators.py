@@ -167,8 +167,7 @@ def test_declared_columns_of_a_frame(tmp_path: Path) -> None:
     as_lists = {"job": list(frame["job"]), "age": list(frame["age"])}
     np.testing.assert_array_equal(model.predict(as_lists), model.predict(frame))
     assert clone(model).set_params(epochs=1.0).fit(as_lists, rent).n_features_in_ == 2
-    old = frame.assign(age=100.0)
-    np.testing.assert_array_equal(model.predict(frame.assign(age=1e6)), model.predict(old))
+    np.testing.assert_array_equal(model.predict(frame.assign(age=1e6)), model.predict(frame.assign(age=100.0)))
     tables = tomllib.loads(COLUMNS)["columns"]
     high = classifier(bounds=None, columns=tables, classes=2).fit(frame, (frame["age"] > 50).astype(int))
     assert high.score(frame, (frame["age"] > 50).astype(int)) > 0.9
@@ -332,8 +331,7 @@ def test_weights_of_rows_count_before_clipping_and_are_passed_on_by_scikit_learn
         scores = cross_val_score(model, X, mixed, params={"sample_weight": one_side})
     assert scores.min() > 0.85
     even = np.where(X[:, 0] > 0, 1, -1.0)
-    fitted = regressor(bounds=(-1, 1), n_knots=0, epochs=5.0).fit(0 * X, even, one_side)
-    assert fitted.predict([[0, 0]])[0] > 0.5
+    assert regressor(bounds=(-1, 1), n_knots=0, epochs=5.0).fit(0 * X, even, one_side).predict([[0, 0]])[0] > 0.5
     for wrong in (one_side * 1.01, one_side * 0, one_side * np.nan, one_side[1:], np.ones((len(X), 2))):
         with pytest.raises(ValueError, match=r"at most 1: divide it|inconsistent|1d array"):
             regressor().fit(X, even, sample_weight=wrong)

@@ -197,8 +197,7 @@ def test_an_empty_text_has_finite_scores_and_gradients(model: nn.Module) -> None
 
 
 def test_each_text_is_seen_alone(model: nn.Module) -> None:
-    bound = PerExampleClip(model, 1.0)
-    bound.accumulate(lambda model, text: model(text).sum(), TEXTS)
+    PerExampleClip(model, 1.0).accumulate(lambda model, text: model(text).sum(), TEXTS)
     model.eval()
     assert torch.allclose(model(TEXTS)[1], model(TEXTS[1:2])[0], atol=1e-6)
 

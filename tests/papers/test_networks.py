@@ -99,8 +99,7 @@ def test_responses_of_the_tutorial_are_divided_by_those_of_nine_channels():
     responses, x = models.build("tf-tutorial", (3, 32, 32), 10).features.responses1, 30 * torch.randn(2, 12, 4, 4)
     expected = torch.empty_like(x)
     for c in range(12):
-        near = x[:, max(c - 4, 0) : c + 5].square().sum(1)
-        expected[:, c] = x[:, c] / (1 + 0.001 / 9 * near) ** 0.75
+        expected[:, c] = x[:, c] / (1 + 0.001 / 9 * x[:, max(c - 4, 0) : c + 5].square().sum(1)) ** 0.75
     torch.testing.assert_close(responses(x), expected)
 
 

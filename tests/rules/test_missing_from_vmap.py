@@ -94,6 +94,14 @@ def learned_to_learn(m: Any, x: Tensor, z: Tensor) -> Tensor:
     return functional_call(m.f, weights, (z,)).exp().sum()
 
 
+def learned_by_functions(m: Any, x: Tensor, z: Tensor) -> Tensor:
+    weights = dict(m.f.named_parameters())
+    slopes = torch.func.grad(lambda p: functional_call(m.f, p, (x,)).square().sum())(weights)
+    each = torch.func.vmap(lambda row: (row * x[0]).sum().sin())(m.f[0].weight)
+    moved = {name: p - 0.1 * slopes[name] for name, p in weights.items()}
+    return functional_call(m.f, moved, (z,)).exp().sum() + each.sum()
+
+
 def own_gradient(m: Any, x: Tensor) -> Tensor:
     weight = m.f[0].weight
     [slope, unused] = torch.autograd.grad(
@@ -121,7 +129,7 @@ CASES: dict[Callable[..., Tensor], tuple[Tensor, ...]] = {
     **dict.fromkeys((selected, by_places, written, of_nothing), (VECTORS, MASKS)),
     transcribed: (SEQUENCES, LABELS, LABEL_LENGTHS),
     **dict.fromkeys((packed, packed_by_list), (SEQUENCES, LENGTHS)),
-    **dict.fromkeys((gradient_penalty, learned_to_learn), (VECTORS, VECTORS.flip(0))),
+    **dict.fromkeys((gradient_penalty, learned_to_learn, learned_by_functions), (VECTORS, VECTORS.flip(0))),
     **dict.fromkeys((second_derivative, adversarial, own_gradient, of_a_leaf), (VECTORS,)),
 }
 
@@ -185,3 +193,14 @@ def test_what_cannot_be_packed_is_said_as_torch_says_it() -> None:
     clip = PerExampleClip(net(), 1.0)
     with pytest.raises(ValueError, match="length of a packed sequence is zero"):
         clip.accumulate(packed, SEQUENCES, LENGTHS * 0)
+
+
+@torch.library.custom_op("noisette_tests::doubled", mutates_args=())
+def doubled(x: Tensor) -> Tensor:
+    return 2 * x
+
+
+def test_torch_says_nothing_of_an_operation_without_a_rule_for_vmap(capfd: pytest.CaptureFixture[str]) -> None:
+    doubled.register_autograd(lambda ctx, dy: 2 * dy)
+    check(lambda m, x: doubled(m(x)).square().sum(), (VECTORS,))
+    assert "performance drop" not in "".join(capfd.readouterr())

@@ -26,6 +26,7 @@ def test_each_use_has_its_rule_and_the_cost_is_measured():
     assert min(found.cost.private_seconds, found.cost.plain_seconds) > 0
 
 
+@pytest.mark.filterwarnings("ignore:the loss counts:UserWarning")
 def test_weights_buffers_and_random_states_stay_as_they_are():
     model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3).eval(), nn.Dropout(0.5))
     model.register_buffer("calls", torch.zeros(()))

@@ -150,8 +150,7 @@ def test_batches_are_drawn_ahead_within_the_ledger(tmp_path, on_disk):
             run.optimizer.step()
     assert [step for step, _ in drawn.seen] == list(range(60)), "each once"
     assert all(step < reserved for step, reserved in drawn.seen)
-    ahead = [step - k for k, step in enumerate(now)]
-    assert max(ahead) == (2 if on_disk else 0)
+    assert max(step - k for k, step in enumerate(now)) == (2 if on_disk else 0)
 
 
 class Read(Decoded):

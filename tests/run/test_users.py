@@ -103,8 +103,7 @@ def test_each_user_keeps_at_most_the_declared_number():
 def test_every_set_of_records_of_a_user_is_kept_equally_often(users):
     """Also the last ones in the order of the data set; users are those of either end of it."""
     own = np.flatnonzero(np.array(users) == 0)
-    sets = list(combinations(own.tolist(), 2))
-    counts = dict.fromkeys(sets, 0)
+    counts = dict.fromkeys(combinations(own.tolist(), 2), 0)
     for number in range(3000):
         kept = UserRecords(np.array(users), 2, key(number)).kept
         counts[tuple(own[kept[own]].tolist())] += 1
@@ -118,8 +117,7 @@ def counted(sampler: KeptRecordsSampler | UserSampler, steps: int) -> np.ndarray
 
 
 def test_records_of_a_user_enter_independently():
-    records = UserRecords(np.repeat(np.arange(40), 7), 3, key(1))
-    counts = counted(KeptRecordsSampler(records, 0.3, key(1)), 1000)
+    counts = counted(KeptRecordsSampler(UserRecords(np.repeat(np.arange(40), 7), 3, key(1)), 0.3, key(1)), 1000)
     expected = counts.size * stats.binom.pmf(range(4), 3, 0.3)
     assert counts.max() == 3
     assert stats.chisquare(np.bincount(counts.ravel()), expected).pvalue > 1e-6

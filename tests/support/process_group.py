@@ -55,8 +55,7 @@ def on_ranks(
     results = context.Queue()
     outcomes: dict[int, Outcome] = {}
     with tempfile.TemporaryDirectory() as place:
-        store = f"file://{place}/store"
-        given = size, store, results, known_key, PLANTED, work, args
+        given = size, f"file://{place}/store", results, known_key, PLANTED, work, args
         started = [context.Process(target=_rank, args=(rank, *given), daemon=True) for rank in range(size)]
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))  # where that process finds its imports

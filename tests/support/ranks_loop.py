@@ -34,8 +34,7 @@ class Course:
 
 
 def records(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
-    maker = torch.Generator().manual_seed(1)
-    x = torch.randn(RECORDS, 6, generator=maker, dtype=torch.float64)
+    x = torch.randn(RECORDS, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     return x.to(dtype), (x.sum(1) > 0).long()
 
 

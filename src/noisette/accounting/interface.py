@@ -125,8 +125,7 @@ class TradeOff:
         """Pairs of an epsilon, from 0 on in ascending order, and its delta: more where they improve the bounds."""
         top = min(-math.log(_LEAST_RATE), self.curve.epsilon(delta=_LEAST_DELTA))
         pairs = [self._pair(top * k / (_PAIRS - 1)) for k in range(_PAIRS if top > 0 else 1)]
-        between = [more for ends in pairwise(pairs) for more in self._between(*ends)]
-        return tuple(sorted([*pairs, *between]))
+        return tuple(sorted([*pairs, *(more for ends in pairwise(pairs) for more in self._between(*ends))]))
 
     def _pair(self, epsilon: float) -> tuple[float, float]:
         return epsilon, min(1.0, self.curve.delta(epsilon=epsilon) + self.beside)

@@ -130,8 +130,7 @@ class Composition:
             return max(0.0, self._at(c).exponent(epsilon) - aim) / abs(c - at.c)
 
         above = min(distance(at.c + step) for step in steps)
-        below = min(distance(max(at.c - step, at.c / 8)) for step in steps)
-        return max(above, below, 1 / at.c)
+        return max(above, min(distance(max(at.c - step, at.c / 8)) for step in steps), 1 / at.c)
 
 
 @dataclass(frozen=True)

@@ -304,8 +304,7 @@ class LogMass:
         gap = np.maximum(above - below, 1e-300)
         self.log = above + np.log(-np.expm1(-gap))
         subtraction = (np.abs(points[-1]) + abs(shift)) * (np.abs(right) + 1 / np.diff(points))
-        digits = 1 + np.abs(above) + np.abs(below) / np.minimum(gap, 1.0) + subtraction
-        self.error = 16 * ROUNDING * digits
+        self.error = 16 * ROUNDING * (1 + np.abs(above) + np.abs(below) / np.minimum(gap, 1.0) + subtraction)
 
     @property
     def upper(self) -> np.ndarray:

@@ -6,7 +6,6 @@ import math
 import statistics
 import time
 import types
-import warnings
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
@@ -19,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+
+from noisette.errors import warn
 
 if TYPE_CHECKING:
     from noisette.capture.graph import Function, Graph
@@ -337,7 +338,7 @@ class Captured:
             with _draws_undone(inputs[-1].device):
                 size.graphs.append(_Timed(size.graphs[0].graph.compiled(inputs, buffers), is_compiled=True))
         except CaptureError as error:
-            warnings.warn(f"the step runs uncompiled: {error}", CaptureWarning, stacklevel=4)
+            warn(f"the step runs uncompiled: {error}", CaptureWarning)
 
     def _compared(
         self, timed: _Timed, function: Function, inputs: Sequence[Tensor], buffers: Mapping[str, Tensor]
@@ -360,7 +361,7 @@ class Captured:
         self.problem = problem
         for size in self._sizes.values():
             size.graphs.clear()  # nothing is kept for it
-        warnings.warn(f"the step is not captured: {problem}", CaptureWarning, stacklevel=4)
+        warn(f"the step is not captured: {problem}", CaptureWarning)
 
 
 def sketch(tensor: Tensor) -> Tensor:

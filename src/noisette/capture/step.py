@@ -88,8 +88,7 @@ class CapturedSteps:
             self._outside.check(tensor)
         self._outside.end()
         bounds = bounds_of(tuple([group.bound for group in step.groups]), device)
-        inputs = [bounds, is_real(b, size, device), *rows]
-        outputs = kind.captured(size, step, inputs, buffers, left)
+        outputs = kind.captured(size, step, [bounds, is_real(b, size, device), *rows], buffers, left)
         if step.names is not None and size not in kind.graphs:  # the graph is a new one
             kind.graphs[size] = step.names, tuple(self._outside.used())
         if outputs is None or (may_wait(device) and not bool(outputs[-1])):

@@ -1,6 +1,5 @@
 """Engines besides the default one, losses that cannot be vectorised, and loops that call ``loss.backward()``."""
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,11 +18,11 @@ from noisette.core.backward import gradients_apart, per_example_gradients, searc
 from noisette.core.clip import BookKeeping as BookKeeping
 from noisette.core.clip import ClippedSum, Clipping, Engine, Factors, clip_and_sum, group_norms, may_wait, together
 from noisette.core.forms import Dense, ExampleGradients, Operation, with_norms
-from noisette.core.loss import CallAgainError, Loss, Microbatch
-from noisette.core.trace import CALL, ForwardPass, LossCall, Recording, TrainedModel, recorded, tensors_among
+from noisette.core.loss import CALL, CallAgainError, Loss, Microbatch
+from noisette.core.trace import ForwardPass, LossCall, Recording, TrainedModel, recorded, tensors_among
 from noisette.core.trees import Args, Keywords, leaves, map_leaves, tensors, with_leaves
 from noisette.core.vmap import DRAWN, DRAWS, QUESTIONS, Draws, NotVectorizedError, as_if_compiled
-from noisette.errors import PrivacyError
+from noisette.errors import PrivacyError, line_of
 
 # One example after the other, for a loss that ``torch.func.vmap`` cannot vectorise: code may branch on its values
 
@@ -31,10 +30,15 @@ from noisette.errors import PrivacyError
 class OneByOneWarning(UserWarning):
     """The loss cannot be vectorised; its examples are computed one after the other, with the same result."""
 
-    def __init__(self, cause: str) -> None:
+    def __init__(self, error: Exception) -> None:
+        fact = (str(error) or f"the loss raises {type(error).__name__}").partition("\n")[0].partition(". ")[0]
+        said = error.cause if isinstance(error, NotVectorizedError) else f"{fact}."
+        self.line = line_of(error)  # of the model or the loss; empty where it is not known
+        where = f"\n  {self.line}\n" if self.line else " "
         super().__init__(
-            f"{cause} Each example is therefore computed in a call of its own, from the outputs of the model on where "
-            "that can be vectorised: the sum is the same, and may take as long as so many microbatches of one example."
+            f"{said}{where}Each example is therefore computed in a call of its own, from the outputs of the model on "
+            "where that can be vectorised, and in no captured graph: the sum is the same, and may take as long as so "
+            "many microbatches of one example."
         )
 
 
@@ -151,7 +155,7 @@ def record_rows(model: TrainedModel, batch: Microbatch, *, one_by_one: bool) -> 
                 output, rows, recording = recorded(code, model, batch)
                 return _returned(batch.count, output, rows, recording)
             except NotVectorizedError as error:
-                warnings.warn(OneByOneWarning(error.cause), stacklevel=7)
+                checks.warn(OneByOneWarning(error))
         outputs = []
         for k in range(batch.count):
             one = batch.of_rows([k])
@@ -216,8 +220,7 @@ def clipped_sum_of(
         if not search(losses, uses, parameters).uncovered:  # all weights were used by operations that can be seen
             del used, recordings, products, terms
             return engine.clipped_sum(ForwardPass(losses, Recording(uses, derived)), parameters, clipping)
-    parts = (_of_row(k, used, scale, parameters) for k in range(calls[0].count))
-    return _clipped_in_parts(parts, clipping)
+    return _clipped_in_parts((_of_row(k, used, scale, parameters) for k in range(calls[0].count)), clipping)
 
 
 def _of_row(
@@ -469,16 +472,14 @@ class Vmap:
         def loss_of(trained: dict[str, Tensor], tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
             copies = {name: buffer.clone() for name, buffer in buffers.items()}  # the model's own stay as they are
             one = call.batch.with_tensors([tensor.unsqueeze(0) for tensor in tensors])
-            with as_if_compiled(), _reparametrize_module(call.model, trained | copies, tie_weights=True):
+            with _reparametrize_module(call.model, trained | copies, tie_weights=True):
                 loss = trace.one_value(call.loss(call.model, *one.args, **one.kwargs)).reshape(())
             return loss, loss
 
         of_one = torch.func.grad(loss_of, has_aux=True)
         of_all = torch.func.vmap(of_one, in_dims=(None, 0), randomness="different")
         for rows in zip(*[tensor.detach().split(self.chunk_size) for tensor in call.batch.tensors], strict=True):
-            with warnings.catch_warnings(), call.autocast:
-                # Of operations that vmap takes one by one.
-                warnings.filterwarnings("ignore", "There is a performance drop")
+            with as_if_compiled(), call.autocast:
                 try:
                     gradients, losses = of_all(trained, list(rows))
                 except (PrivacyError, torch.OutOfMemoryError):

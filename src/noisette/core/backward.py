@@ -22,7 +22,7 @@ from noisette.core import forms
 from noisette.core.forms import AT_LEAST_SINGLE, ExampleGradients, Examples, Match, OperandMatch, Use, add
 from noisette.core.trace import ForwardPass
 from noisette.core.vmap import NotVectorizedError
-from noisette.errors import MissingRuleError, PrivacyError
+from noisette.errors import MissingRuleError, PrivacyError, first_few
 
 Value = TypeVar("Value")
 
@@ -106,10 +106,9 @@ def per_example_gradients(
     graph = search(forward.losses, forward.recording.uses, parameters)
     if graph.uncovered:
         raise UncoveredError(
-            f"{len(graph.uncovered)} parameters reach the losses outside the recorded forward pass: "
-            f"{', '.join(graph.uncovered)}. "
-            "Compute the loss by operations of torch on the model that it is given; parts in TorchScript are not "
-            "recorded. A penalty on weights belongs to the optimizer (weight_decay)."
+            f"{first_few(graph.uncovered)}: parameters that reach the losses outside the recorded forward pass; give a "
+            "module in TorchScript as it was before torch.jit.script, leave a penalty on weights to the optimizer "
+            "(weight_decay), and compute all else by operations of torch on the model that the loss is given"
         )
     uses = dict(enumerate(forward.recording.uses))
     if not retain_graph:

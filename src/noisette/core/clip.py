@@ -222,8 +222,7 @@ class BookKeeping:
     """
 
     def clipped_sum(self, forward: ForwardPass, parameters: Mapping[str, Tensor], clipping: Clipping) -> ClippedSum:
-        found = per_example_gradients(forward, parameters, with_norms)
-        return clip_and_sum(found, forward.losses, clipping)
+        return clip_and_sum(per_example_gradients(forward, parameters, with_norms), forward.losses, clipping)
 
 
 class Accumulator:

@@ -265,8 +265,7 @@ def gram_product(left: Tensor, right: Tensor) -> Tensor:
     slack, lost = _GRAM_SLACK * torch.finfo(left.dtype).eps, _lost(left.dtype) * left.shape[1]
     diagonals = left.diagonal(dim1=1, dim2=2), right.diagonal(dim1=1, dim2=2)
     traces = torch.stack([diagonal.sum(1) for diagonal in diagonals]).sum(0)
-    total = (left * right).sum((1, 2)).clamp(min=0)
-    return total + slack * (diagonals[0] * diagonals[1]).sum(1) + lost * traces
+    return (left * right).sum((1, 2)).clamp(min=0) + slack * (diagonals[0] * diagonals[1]).sum(1) + lost * traces
 
 
 InnerProduct = Callable[[Any, Any], Tensor]  # of two forms, for each example: shape (b,)

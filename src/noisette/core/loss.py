@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, nullcontext
@@ -19,7 +18,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.stateless import _reparametrize_module  # pyright: ignore[reportPrivateImportUsage]
 
 from noisette.core.trees import leaves, map_leaves, tensors
-from noisette.errors import PrivacyError, has_rows
+from noisette.errors import PrivacyError, has_rows, warn
 
 
 class Loss(Protocol):
@@ -42,6 +41,7 @@ class Loss(Protocol):
         ...
 
 
+CALL = "_noisette_call"  # the attribute that tells of which call of a loss a tensor of an example is
 Place = tuple[Any, int]  # a place in code: of a function, and of an instruction in it
 
 
@@ -329,22 +329,25 @@ class ModelBuffers:
     @contextmanager
     def lent(self, copy: Callable[[Tensor], Tensor] = lambda x: x.detach().clone()) -> Iterator[None]:
         """Within it the model has copies of its buffers, made by this function; the first time counters are watched."""
-        copies = {name: copy(values) for name, values in self.values().items()}
+        before = self.values()
+        copies = {name: copy(values) for name, values in before.items()}
         with _reparametrize_module(self._model, copies) if copies else nullcontext():
             yield
             if not self._were_lent:
-                _name_counters(copies, dict(self._model.named_buffers()))
+                _name_counters(before, dict(self._model.named_buffers()))
             self._were_lent = True
 
 
-def _name_counters(copies: Mapping[str, Tensor], written: Mapping[str, Tensor]) -> None:
-    """Warn of each whole number among the copies of buffers that the loss has counted up in vain."""
-    for name, b in copies.items():
-        may_count = b.numel() == 1 and b.dtype in (torch.int32, torch.int64) and "num_batches_tracked" not in name
-        if may_count and (written.get(name) is not b or version_of(b)):
-            said = f"the loss counts in the buffer {name}, which stays as it is; count in the loop, before "
-            count = f"batch.microbatches(): model.get_buffer({name!r}).fill_(run.steps_taken)"
-            warnings.warn(said + count, stacklevel=3)
+def _name_counters(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> None:
+    """Warn of each number among the buffers that the loss has counted up in vain, as it does for any example."""
+    for name, b in before.items():
+        after, kinds = now.get(name, b), (torch.int32, torch.int64)
+        may_count = b.numel() == 1 and not b.is_meta and (b.is_floating_point() or b.dtype in kinds)
+        with torch._C.DisableTorchFunction():
+            if not may_count or "num_batches_tracked" in name or hasattr(after, CALL) or torch.equal(after, b):
+                continue
+        said = f"the loss counts in the buffer {name}, which stays as it is; count in the loop, before "
+        warn(said + f"batch.microbatches(): model.get_buffer({name!r}).fill_(run.steps_taken)")
 
 
 def version_of(tensor: Tensor) -> int:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import secrets
 import sys
-import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, nullcontext
@@ -30,7 +29,7 @@ from noisette.core.batches import Batch, Fetch, OtherRankRanOut, Records
 from noisette.core.loss import Loss, Microbatch
 from noisette.core.noise import SecretKey
 from noisette.core.release import GaussianRelease, GradientBound, Processes, digest_of
-from noisette.errors import PrivacyError, first_few
+from noisette.errors import PrivacyError, first_few, warn
 
 
 class Sampler(Protocol):
@@ -156,11 +155,10 @@ class DpSgd:
         fetch = self._open_fetch(workers, to, ahead)
         if self.steps_left == 0 and self.steps_taken > self._first_step:  # it has trained, and is looped over again
             lost = f" ({self.steps_lost} lost in a crash)" if self.steps_lost else ""
-            warnings.warn(
+            warn(
                 f"this run is finished: all of its {self.steps} steps{lost} are spent, so there is no batch left and "
                 "nothing is trained. To train further, start another run with noisette.privatize() on the same "
-                "ledger, which adds the costs of both.",
-                stacklevel=3,
+                "ledger, which adds the costs of both."
             )
         self.bound.before_first_batch(self._records.columns)
         drawn: dict[int, Batch] = {}  # those ahead, by their steps

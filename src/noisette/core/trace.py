@@ -5,7 +5,6 @@ from trainable parameters; a *constant* from what depends on no example (buffers
 everything else is *data*. A call on a weight and data is a *use*; one on weights and constants alone derives a weight.
 """
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -22,15 +21,13 @@ from torch.utils._pytree import tree_map_only
 
 from noisette.core import forms, vmap
 from noisette.core.forms import Operation, Use, rule
-from noisette.core.loss import CallAgainError, Loss, Microbatch, ModelBuffers, OutsideTensors
+from noisette.core.loss import CALL, CallAgainError, Loss, Microbatch, ModelBuffers, OutsideTensors
 from noisette.core.trees import Args, Keywords, leaves
 from noisette.core.vmap import Draws, NotVectorizedError
-from noisette.errors import PrivacyError
+from noisette.errors import PrivacyError, warn
 
 _LARGE = 2**26  # bytes of copies of one weight; from here on it is said, once, that each example gets one
 _SAID = set[tuple[Operation, torch.Size]]()
-
-CALL = "_noisette_call"  # the attribute that tells of which call of a loss a batched tensor is
 
 _IS_ALL_TRUE = {torch._is_all_true, Tensor._is_all_true}  # pyright: ignore[reportPrivateImportUsage, reportAttributeAccessIssue]
 # What they give with a constant depends on the type and shape of the other argument alone.
@@ -189,6 +186,8 @@ class Recorder(TorchFunctionMode):
         """An operation inside of ``vmap``; ``is_shared``: it draws numbers for all examples."""
         if isinstance(func, HigherOrderOperator) and type(func).__module__.startswith(_OPERATORS_OF_FUNCTIONS):
             raise RuntimeError(vmap.CALLS_FUNCTIONS)
+        if func is vmap.transformed:
+            return self._own_copy(args[0], func) if self._is_weight(args[0]) else args[0]
         weights: dict[int, Tensor] = {}
         is_batched = is_foreign = False
         for tensor in tensors_among(args, kwargs):
@@ -399,11 +398,10 @@ class Recorder(TorchFunctionMode):
             taken = weight.numel() * weight.element_size() * self._count
             if taken >= _LARGE and (func, weight.shape) not in _SAID:
                 _SAID.add((func, weight.shape))
-                warnings.warn(
+                warn(
                     f"each example gets a copy of a weight of shape {tuple(weight.shape)}, because {func.__name__} has "
                     f"no rule for it here: the gradients of {self._count} examples take {taken / 2**20:.0f} MiB. Write "
-                    "it with other operations of torch, or register a rule with noisette.rule",
-                    stacklevel=2,
+                    "it with other operations of torch, or register a rule with noisette.rule"
                 )
         return self._copies[key]
 
@@ -480,8 +478,7 @@ class Recorder(TorchFunctionMode):
         edges = [get_gradient_edge(tensor) if tensor.requires_grad else None for tensor in tensors]
         if any(edges):
             first, several = tensors[0], not isinstance(output, Tensor)
-            known = tuple(filter(None, edges))
-            of_output = (tuple(edges), known, several, tuple(first.shape), first.dtype)
+            of_output = (tuple(edges), tuple(filter(None, edges)), several, tuple(first.shape), first.dtype)
             self.recording.uses.append(Use(func, args, kwargs, weights, *of_output, upstream, tuple(versions)))
 
 

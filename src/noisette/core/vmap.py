@@ -9,7 +9,6 @@ import hashlib
 import math
 import random
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from torch._functorch.vmap import lazy_load_decompositions  # pyright: ignore[re
 from torch.autograd import Function
 from torch.autograd.function import FunctionCtx
 from torch.distributions import Distribution
+from torch.overrides import wrap_torch_function
 
 from noisette.core.loss import CallAgainError, Microbatch, Place
 from noisette.core.trees import Args, Keywords, tensors
@@ -68,14 +68,13 @@ _STATISTICS = (
 )
 CALLS_FUNCTIONS = "higher order operator"  # in messages of torch's own too
 _CONTROL_FLOW = (
-    "uses an operator of torch that calls functions, as torch.cond does, and that cannot be followed; write a branch "
-    "or a loop of Python, or choose by torch.where"
+    "uses an operator of torch that calls functions, as torch.while_loop does, and that cannot be followed; write a "
+    "branch or a loop of Python, or choose by torch.where"
 )
+_NUMBER = "takes the value of one example as a Python number, as for a branch, .item() or a shape"
+_CURE = "choose by torch.where, or use masks of a fixed size"
 _CAUSES = {  # a part of PyTorch's message -> what it means
-    **dict.fromkeys(
-        (".item()", "Cannot access data pointer of Tensor"),
-        "takes the value of one example as a Python number, as a branch on it, .item() or a shape from it does",
-    ),
+    **dict.fromkeys((".item()", "Cannot access data pointer of Tensor"), f"{_NUMBER}; {_CURE}"),
     "data-dependent control flow": ("branches on values of an example or a random number; choose by torch.where"),
     **dict.fromkeys(
         ("Batch norm got a batched tensor", "Expected more than 1 value per channel when training"), _STATISTICS
@@ -114,10 +113,7 @@ class ExamplesDisagreeError(NotVectorizedError):
     """Code asks for a value, as for a branch, and examples give different answers."""
 
     def __init__(self, groups: Sequence[Sequence[int]]) -> None:
-        super().__init__(
-            "The loss takes the value of one example as a Python number, as a branch on it, .item() or a shape from it "
-            f"does, and there are {len(groups)} different ones."
-        )
+        super().__init__(f"The loss {_NUMBER}, and examples differ in it; {_CURE}.")
         self.groups = groups  # the numbers of the examples that give the same answer, for each answer
 
 
@@ -287,6 +283,13 @@ def shared_numbers(code: Callable[..., Any], seed: int) -> Iterator[tuple[Callab
         go_on_with(before)
 
 
+@wrap_torch_function(lambda value: (value,))
+def transformed(value: Tensor) -> Tensor:
+    """What ``torch.func`` is about to wrap; in place of a weight a recorder gives each example its own copy."""
+    return value
+
+
+REPLACED: list[tuple[Any, str, Any]] = []  # (owner, name, what stands there while a loss runs)
 _GENERATOR = "_checkpoint_without_reentrant_generator"
 _IS_NEWER = hasattr(torch.utils.checkpoint, f"{_GENERATOR}_impl")  # torch 2.14
 
@@ -311,16 +314,19 @@ def as_if_compiled(checkpoint: Callable[..., Iterator[None]] | None = None) -> I
         (compiler, "_is_compiling_flag", True),
         (Distribution, "_validate_args", False),
         (Function, "apply", classmethod(_apply)),
+        *REPLACED,
         (checkpoints, "CheckpointFunction", _RunOnce),
         (checkpoints, f"{_GENERATOR}_impl" if _IS_NEWER else _GENERATOR, generator),
     ]
     before = [(owner, name, vars(owner)[name]) for owner, name, _ in changes]
     for change in changes:
         setattr(*change)
+    _functorch._set_vmap_fallback_warning_enabled(False)  # of operations that vmap takes one by one
     try:
         with eager:
             yield
     finally:
+        _functorch._set_vmap_fallback_warning_enabled(True)
         for was in before:
             setattr(*was)
 
@@ -428,8 +434,7 @@ def one_example(
 
     Guarantee: no operation of torch sees two examples. Code that cannot be vectorised is a ``PrivacyError``.
     """
-    with as_if_compiled(checkpoint), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "There is a performance drop")  # operations that vmap takes one by one
+    with as_if_compiled(checkpoint):
         try:
             rows = [tensor.unsqueeze(1) for tensor in batch.tensors]
             with vmap_level(batch.count) as level:

@@ -1,7 +1,6 @@
 """Sensitivities from Lipschitz constants: the bound of a run without per-example clipping."""
 
 import math
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -17,9 +16,9 @@ from noisette import errors as checks
 from noisette.core import vmap
 from noisette.core.backward import gradients_apart
 from noisette.core.clip import Accumulator, ClippingRule, Group, clipping_factors
-from noisette.core.loss import Loss, Microbatch, ModelBuffers, OutsideTensors, Unwrapped, is_sharded
+from noisette.core.loss import CALL, Loss, Microbatch, ModelBuffers, OutsideTensors, Unwrapped, is_sharded
 from noisette.core.release import BoundedSum
-from noisette.core.trace import CALL, kept_from_another_call, one_value, outputs_of, tensors_among
+from noisette.core.trace import kept_from_another_call, one_value, outputs_of, tensors_among
 from noisette.core.vmap import is_wrapped, one_example, shared_numbers
 from noisette.errors import PrivacyError
 from noisette.lipschitz import propagation
@@ -173,10 +172,9 @@ def recorded_calls(model: nn.Module, shape: tuple[int, ...]) -> Iterator[list[Mo
         return vmap.add_example_axis(call.leaf, 0, level).clone()  # which the loss may write into
 
     if hooked := [name or "the model itself" for name, module in model.named_modules() if any(_hooks_of(module))]:
-        warnings.warn(
+        checks.warn(
             f"hooks of {', '.join(hooked)} do not run in accumulate, because bounds are about modules alone. What a "
-            "hook changes belongs in a module with bounds or in the loss; to log values, call the model yourself",
-            stacklevel=5,  # where accumulate is called
+            "hook changes belongs in a module with bounds or in the loss; to log values, call the model yourself"
         )
     found = [(hooks, dict(hooks)) for hooks in _hooks(model) if hooks]
     for hooks, _ in found:

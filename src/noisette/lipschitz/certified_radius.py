@@ -131,8 +131,7 @@ def _input_radii(layer: nn.Module, x: NormBound, norms: Tensor, radii: Tensor) -
     if type(layer) is SphereInput:  # the scaling contracts outside of the sphere and expands inside
         return torch.where((norms < _LARGEST_NORM) & (norms > _SMALLEST_NORM * layer.x0), apart, 0.0)
     # The projection is 1-Lipschitz everywhere, and contracts between two points that both lie outside.
-    outside = torch.minimum(apart, norms - layer.x0)
-    return torch.where(norms < _LARGEST_NORM, torch.maximum(radii, outside), 0.0)
+    return torch.where(norms < _LARGEST_NORM, torch.maximum(radii, torch.minimum(apart, norms - layer.x0)), 0.0)
 
 
 def _lipschitz_constant(layer: nn.Module, x: NormBound) -> float:

@@ -91,8 +91,7 @@ class GroupSort2(Stretching):
         self.dim = dim
 
     def forward(self, x: Tensor) -> Tensor:
-        shape = self.output_shape(tuple(x.shape[1:]))
-        axis = 1 + example_axis(self.dim, shape)
+        axis = 1 + example_axis(self.dim, self.output_shape(tuple(x.shape[1:])))
         first, second = x.unflatten(axis, (-1, 2)).unbind(axis + 1)
         ordered = torch.stack((torch.minimum(first, second), torch.maximum(first, second)), axis + 1)
         return ordered.flatten(axis, axis + 1)
@@ -268,8 +267,7 @@ def _divide(x: Tensor, divisors: Tensor, keep: Tensor) -> Tensor:
     keep = keep & divisors.isfinite()
     rows = (len(x), *[1] * (x.dim() - 1))
     # A division, as the reciprocal of a large number loses digits. Divisors beyond x.dtype are infinite and give zeros.
-    quotients = x / torch.where(keep, divisors, 1.0).to(x.dtype).view(rows)
-    return torch.where(keep.view(rows), quotients, 0.0)
+    return torch.where(keep.view(rows), x / torch.where(keep, divisors, 1.0).to(x.dtype).view(rows), 0.0)
 
 
 class Scale(Stretching):
@@ -334,8 +332,7 @@ class MixerBlock(nn.Module):
         self.mix_channels = _mlp(channels, projection)
 
     def forward(self, x: Tensor) -> Tensor:
-        mixed = self.mix_channels(self.mix_tokens(x.flatten(2).transpose(1, 2)))
-        return mixed.transpose(1, 2).reshape(x.shape)
+        return self.mix_channels(self.mix_tokens(x.flatten(2).transpose(1, 2))).transpose(1, 2).reshape(x.shape)
 
     def bound_forward(self, x: NormBound) -> NormBound:
         between = propagation.forward(self.mix_tokens, self._as_sequence(x))
@@ -475,8 +472,7 @@ class HuberLoss(Shown):
 
     def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
         _check_one_per_example(scores, targets)
-        finite = one_or_nan(targets.isfinite(), scores)
-        distance = (single_score(scores) - targets.to(scores.dtype)) * finite
+        distance = (single_score(scores) - targets.to(scores.dtype)) * one_or_nan(targets.isfinite(), scores)
         return F.huber_loss(distance, torch.zeros_like(distance), reduction="none", delta=self.delta)
 
     def lipschitz(self, logit_bound: float | None = None) -> float:

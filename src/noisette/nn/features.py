@@ -74,8 +74,7 @@ class PatchFeatures(Shown):
         # In place: these are a thousand numbers for each pixel, and new memory costs more than the arithmetic.
         products = F.conv2d(x, centred, stride=self.stride).mul_(scale).sub_(self.bias.view(-1, 1, 1))
         alike = F.adaptive_avg_pool2d(F.relu(products - _THRESHOLD), _ACROSS)
-        opposite = F.adaptive_avg_pool2d(products.neg_().sub_(_THRESHOLD).relu_(), _ACROSS)
-        return torch.cat([alike, opposite], 1)
+        return torch.cat([alike, F.adaptive_avg_pool2d(products.neg_().sub_(_THRESHOLD).relu_(), _ACROSS)], 1)
 
 
 def _drawn(images: Tensor, side: int, generator: torch.Generator) -> Tensor:
@@ -145,8 +144,7 @@ class Scattering2d(Shown):
 
 def _moduli(images: Tensor, wavelets: Tensor, *, stride: int) -> Tensor:
     """Moduli of the wavelet coefficients of one-channel images at every angle."""
-    radius = wavelets.shape[-1] // 2
-    parts = F.conv2d(F.pad(images, (radius,) * 4, mode="reflect"), wavelets, stride=stride)
+    parts = F.conv2d(F.pad(images, (wavelets.shape[-1] // 2,) * 4, mode="reflect"), wavelets, stride=stride)
     real, imaginary = parts.split(ANGLES, dim=1)
     return torch.hypot(real, imaginary)
 
@@ -392,8 +390,7 @@ class MirrorAndShift:
     def __call__(self, images: Tensor) -> Tensor:
         count, device = len(images), images.device
         if self.flip:
-            mirrored = torch.rand(count, device=device) < 0.5
-            images = torch.where(mirrored.view(-1, 1, 1, 1), images.flip(-1), images)
+            images = torch.where((torch.rand(count, device=device) < 0.5).view(-1, 1, 1, 1), images.flip(-1), images)
         if self.shift:
             down, right = (torch.randint(-self.shift, self.shift + 1, (count,), device=device) for _ in range(2))
             height, width = images.shape[-2:]

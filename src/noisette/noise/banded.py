@@ -70,8 +70,7 @@ def mean_squared_error(coefficients: tuple[float, ...], steps: int) -> float:
 
     Where noise is not correlated it is (steps + 1) / 2.
     """
-    sums = np.cumsum(_inverse(np.array(coefficients), steps))
-    return float(np.arange(steps, 0, -1) @ sums**2) / steps
+    return float(np.arange(steps, 0, -1) @ np.cumsum(_inverse(np.array(coefficients), steps)) ** 2) / steps
 
 
 def _inverse(coefficients: np.ndarray, steps: int) -> np.ndarray:

@@ -197,8 +197,7 @@ def by_unfold(form: KernelGradients) -> Tensor:
     if operations_are_few():
         return torch.bmm(*_matrices(form)).view(form.shape)
     out = form.x.new_empty(form.shape)
-    at_once = _CACHED if out.device.type == "cpu" else form.factors_size
-    size = max(1, at_once // form.unfolded_size)
+    size = max(1, (_CACHED if out.device.type == "cpu" else form.factors_size) // form.unfolded_size)
     for part, gradients in zip(form.split(size), out.split(size), strict=True):
         dy, patches = _matrices(part)
         torch.bmm(dy, patches, out=gradients.view(len(dy), dy.shape[1], patches.shape[2]))
@@ -224,8 +223,7 @@ def by_backend(form: KernelGradients) -> Tensor:
     if len(form.x) == 0:
         return form.x.new_empty(form.shape)
     x, dy = (factor.reshape(1, -1, *factor.shape[2:]) for factor in (form.x, form.dy))
-    groups = len(form.x) * form.geometry.groups
-    return backend_gradient(x, dy, replace(form.geometry, groups=groups)).view(form.shape)
+    return backend_gradient(x, dy, replace(form.geometry, groups=len(form.x) * form.geometry.groups)).view(form.shape)
 
 
 def by_groups(form: KernelGradients) -> Tensor:
@@ -282,8 +280,7 @@ def gram_of_patches(form: KernelGradients) -> Tensor:
 def _gram_norms(form: KernelGradients, patches: Tensor) -> Tensor:
     """Squared norms (b,) from the Gram matrices of patches, (example and group, position, position)."""
     dy = form.dy.reshape(patches.shape[0], -1, form.positions)
-    norms = forms.gram_product(torch.bmm(dy.transpose(1, 2), dy), patches)
-    return norms.view(-1, form.geometry.groups).sum(1)
+    return forms.gram_product(torch.bmm(dy.transpose(1, 2), dy), patches).view(-1, form.geometry.groups).sum(1)
 
 
 def _pixel_gram_size(form: KernelGradients) -> int:

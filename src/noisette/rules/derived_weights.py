@@ -177,5 +177,4 @@ def _terms(weight: DerivedWeight) -> list[Tensor]:
     terms = [term for term in weight.args if isinstance(term, Tensor) and term.requires_grad]
     # A term that is no leaf may have been overwritten since, and then has another derivation.
     like = all(p.is_leaf and p.shape == weight.tensor.shape and p.dtype == weight.tensor.dtype for p in terms)
-    negated = weight.operation in _DIFFERENCES and terms[-1] is weight.args[1]
-    return terms if like and not negated else []
+    return terms if like and not (weight.operation in _DIFFERENCES and terms[-1] is weight.args[1]) else []

@@ -291,8 +291,7 @@ def einsum_of_list(equation: str, *operands: Any) -> Any:
 @rewrite(F.bilinear)
 def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """A linear layer of the products of two inputs."""
-    products = (input1.unsqueeze(-1) * input2.unsqueeze(-2)).flatten(-2)
-    return F.linear(products, weight.flatten(1), bias)
+    return F.linear((input1.unsqueeze(-1) * input2.unsqueeze(-2)).flatten(-2), weight.flatten(1), bias)
 
 
 @rewrite(torch.column_stack, always=True)

@@ -4,19 +4,21 @@
 So masks and packed sequences, whose results differ in size from example to example, become selections of one size.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils import rnn
+from torch._functorch import eager_transforms
+from torch.nn.utils import parametrize, rnn
 from torch.utils._pytree import tree_map_only
 
 from noisette.core.forms import rewrite
-from noisette.core.vmap import add_example_axis, is_batched, level_of, physical
+from noisette.core.vmap import REPLACED, add_example_axis, is_batched, level_of, physical, transformed
 
 F = torch.nn.functional
+_SET = parametrize._maybe_set
 _VF: Any = rnn._VF  # operations of torch without a public name  # pyright: ignore[reportPrivateImportUsage]
 
 
@@ -126,6 +128,30 @@ def pad(data: Tensor, batch_sizes: Tensor, batch_first: bool, padding_value: flo
     missing = max(total_length, length) - length
     padded = F.pad(data, [0, 0] * (data.dim() - 1) + [0, missing], value=padding_value)
     return padded.unsqueeze(0 if batch_first else 1), torch.tensor([length])
+
+
+# Functions of torch that are not operations, and what stands in their place while a loss runs
+
+
+def _branch(is_first: Any, first: Callable[..., Any], second: Callable[..., Any], operands: Sequence[Any] = ()) -> Any:
+    """``torch.cond``."""
+    return (first if is_first else second)(*operands)
+
+
+def _set(target: Tensor, source: Tensor) -> None:
+    """The write by which a parametrization begins, mostly into itself; PEFT's begin in each forward pass."""
+    if target is not source:
+        _SET(target, source)
+
+
+def _wrapped(wrap: Callable[..., Any], value: Any, *place: int, **level: int) -> Any:
+    """An argument of a function that is called by ``torch.func.grad`` or ``torch.func.vmap``."""
+    return wrap(transformed(value) if isinstance(value, Tensor) else value, *place, **level)
+
+
+REPLACED += [(torch, "cond", _branch), (parametrize, "_maybe_set", _set)]
+for module, name in ((eager_transforms, "_wrap_tensor_for_grad"), (torch._functorch.vmap, "_add_batch_dim")):
+    REPLACED.append((module, name, partial(_wrapped, getattr(module, name))))
 
 
 # What asks for a value, or gives something other than a tensor of each example

@@ -200,8 +200,7 @@ def public_variance(weight: Tensor, at: Statistic) -> Tensor:
 
 def _linearized(weight: Tensor, at: Statistic) -> Tensor:
     """The value, with the slope as its derivative: the change of the weight is zero and has a gradient."""
-    change = at.channels.rows((weight - weight.detach()).unsqueeze(0))[0]
-    return at.value + (at.slope * change).sum(1)
+    return at.value + (at.slope * at.channels.rows((weight - weight.detach()).unsqueeze(0))[0]).sum(1)
 
 
 @forms.derivation(public_mean, public_variance)

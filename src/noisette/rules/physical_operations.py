@@ -10,7 +10,6 @@ Guarantee: this list is trusted; ``tests/rules/test_physical_operations.py`` che
 Axes: b example, n the batch axis inside the loss of one example, usually of length 1.
 """
 
-import warnings
 from collections.abc import Mapping, Sequence
 from string import ascii_letters
 from typing import Any
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from noisette.core.forms import OPERANDS, Operation, Run, leaves
 from noisette.core.vmap import is_wrapped, physical
-from noisette.errors import PrivacyError
+from noisette.errors import PrivacyError, warn
 from noisette.rules.normalization import normalise_channels
 
 F = torch.nn.functional
@@ -105,8 +104,7 @@ def _merged(run: Run, b: int, func: Operation, arguments: dict[str, Any]) -> Any
     """The operation with ``input`` (b, n, ...) as (b n, ...), and its output in the same way."""
     input = physical(arguments["input"])
     n = input.shape[1]
-    output = run(func, (), arguments | {"input": input.flatten(0, 1)})
-    return _no_view(output).unflatten(0, (b, n))
+    return _no_view(run(func, (), arguments | {"input": input.flatten(0, 1)})).unflatten(0, (b, n))
 
 
 @leaves(F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
@@ -248,7 +246,7 @@ def class_loss(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs:
     if reduction == "none":
         return losses
     if reduction == "mean" and weight is not None and not several and not arguments.get("label_smoothing"):
-        warnings.warn(_WEIGHTS_CANCEL.format(func.__name__), stacklevel=2)
+        warn(_WEIGHTS_CANCEL.format(func.__name__))
     total = losses.sum(1) if several else losses.squeeze(1)
     if reduction == "sum":
         return total

@@ -1,13 +1,10 @@
 """What a private step of a model and its loss needs: whether it vectorises, which rules serve it, and what it costs."""
 
-import sys
 import time
-import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +12,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
-import noisette
 from noisette.capture.captured import CaptureWarning, wait_for
 from noisette.clipping.engines import BookKeeping, OneByOneWarning
 from noisette.core.clip import ClippedSum, Clipping
@@ -23,7 +19,7 @@ from noisette.core.forms import match, operation_name
 from noisette.core.loss import Loss, Microbatch
 from noisette.core.trace import ForwardPass, Recording, own_copies
 from noisette.core.vmap import ExamplesDisagreeError
-from noisette.errors import PrivacyError
+from noisette.errors import PrivacyError, line_of
 from noisette.lipschitz.bound import LayerBound, LipschitzBound
 from noisette.ranks import Alone
 from noisette.run.per_example import PerExampleClip
@@ -31,10 +27,6 @@ from noisette.run.private import batch_mixing_modules, privatize, said_of_module
 
 _WARM_UP, _MEASURED = 3, 5  # steps; a step is captured in the second one
 _LONGEST = 20.0  # seconds, after which one measured step is enough
-_CURE = (
-    "To vectorise it, write a branch on values with torch.where, and a loop or a shape that depends on them with a "
-    "fixed size and a mask."
-)
 
 
 @dataclass(frozen=True)
@@ -94,7 +86,7 @@ class Explanation:
             )
         told += self.remarks
         if self.one_by_one:
-            told.append(f"One example at a time: {self.one_by_one}" + (f"\n  {self.line}" if self.line else ""))
+            told.append(f"One example at a time: {self.one_by_one}")
         if self.apart:
             told.append(f"Examples that disagree are computed apart: {self.apart}\n  {self.line}")
         told += [str(self.cost)] if self.cost is not None else []
@@ -185,7 +177,6 @@ def _seen_vectorised(model: nn.Module, loss: Loss, batch: Microbatch, public: tu
     """The uses of parameters in one microbatch; why each example needs a call of its own, why some do, and the line."""
     engine = _Watching()
     clip = PerExampleClip(model, 1.0, engine=engine, capture="eager")
-    handled = sys.exception()  # by the caller; Python makes it the context of what is raised here
     apart = line = ""
 
     def watched(model: nn.Module, *args: Any) -> Tensor:
@@ -193,7 +184,7 @@ def _seen_vectorised(model: nn.Module, loss: Loss, batch: Microbatch, public: tu
         try:
             return loss(model, *args)
         except ExamplesDisagreeError as error:
-            apart, line = f"{error} {_CURE}", _line_of(error, handled)
+            apart, line = error.cause, line_of(error)
             raise
 
     with warnings.catch_warnings():
@@ -201,22 +192,10 @@ def _seen_vectorised(model: nn.Module, loss: Loss, batch: Microbatch, public: tu
         try:
             clip.accumulate(watched, *batch.args, public=public)
         except OneByOneWarning as warning:
-            return Explanation((), one_by_one=f"{warning} {_CURE}", line=_line_of(warning, handled))
+            return Explanation((), one_by_one=str(warning), line=warning.line)
         finally:
             clip.close()
     return Explanation((), apart=apart, line=line, uses=tuple(dict.fromkeys(engine.uses)))
-
-
-_OWN = Path(noisette.__file__).parent
-_LIBRARIES = (str(Path(torch.__file__).parent), *[str(_OWN / part) for part in ("core", "clipping", "rules", "run")])
-
-
-def _line_of(error: BaseException, handled: BaseException | None) -> str:
-    """The innermost line of the user's own code in which an error began; empty where it began in none."""
-    while (cause := error.__cause__ or error.__context__) and cause is not handled:
-        error = cause
-    own = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_LIBRARIES)]
-    return f"{own[-1].filename}:{own[-1].lineno}: {own[-1].line}" if own else ""
 
 
 class _Watching(BookKeeping):

@@ -6,7 +6,6 @@ The size of a microbatch bounds memory and nothing else: the sum over a batch do
 import logging
 import math
 import multiprocessing
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
@@ -133,10 +132,9 @@ def records_of(dataset: Any, collate_fn: Collate | None = None, dtype: torch.dty
     doubles = any(isinstance(column, np.ndarray) and column.dtype == np.float64 for column in columns)
     cast = dtype if doubles and dtype not in (None, torch.float64) else None
     if cast is not None:
-        warnings.warn(
+        checks.warn(
             f"arrays of the data set have numbers of type float64, and the weights of the model {cast}: the loss gets "
-            "them in that type. Give .astype(numpy.float32) to say so yourself, or take model.double()",
-            stacklevel=5,
+            "them in that type. Give .astype(numpy.float32) to say so yourself, or take model.double()"
         )
     return Records(lengths.pop(), Rows(dataset, cast), columns=held)
 
@@ -185,14 +183,17 @@ def _check_records(dataset: Any) -> None:
             f"a {type(dataset).__name__} has no length and index by record, so its records cannot be drawn one by one; "
             "pass a data set with __len__ and __getitem__ (not a DataLoader: it has a sampler of its own)"
         )
-    if not isinstance(dataset, list) or not _are_tensors(dataset):
+    if not isinstance(dataset, list | tuple):
         return
-    lengths = {len(tensor) if tensor.ndim else 0 for tensor in dataset}
-    kinds = {(tensor.dtype, tensor.shape[1:]) for tensor in dataset}
-    if len(kinds) > 1 and len(lengths) == 1 and len(dataset) < (rows := lengths.pop()):
+    parts = tree_leaves(dataset[0]) if len(dataset) == 1 else dataset
+    if not _are_tensors(parts):
+        return
+    lengths = {len(tensor) if tensor.ndim else 0 for tensor in parts}
+    differ = len(dataset) < len(parts) or len({(tensor.dtype, tensor.shape[1:]) for tensor in parts}) > 1
+    if differ and len(lengths) == 1 and len(dataset) < (rows := lengths.pop()):
         raise ValueError(
-            f"a list of {len(dataset)} tensors of {rows} rows may mean {len(dataset)} records or {rows}: a list is a "
-            "list of records; give columns as a tuple, (x, y)"
+            f"a {type(dataset).__name__} of {len(dataset)}, with tensors of {rows} rows, may mean {len(dataset)} "
+            f"or {rows} records: give columns as a tuple of tensors, (x, y), or a dictionary, and records as a list"
         )
 
 
@@ -529,8 +530,7 @@ class ProcessMemory(UnmeasuredMemory):
         self._free = _kilobytes("/proc/meminfo", "MemAvailable") + held
 
     def fits(self) -> float:
-        taken = _kilobytes("/proc/self/status", "VmHWM") - self._at_first
-        return _SHARE_ON_PROCESSOR * self._free / max(1, taken)
+        return _SHARE_ON_PROCESSOR * self._free / max(1, _kilobytes("/proc/self/status", "VmHWM") - self._at_first)
 
 
 def _kilobytes(file: str, entry: str) -> int:

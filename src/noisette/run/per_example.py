@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -340,11 +339,9 @@ class PerExampleClip:
                     return _in_ways(step, microbatch, error, max(2, microbatch.count // 2))
             except (NotVectorizedError, UncoveredError, NotImplementedError) as error:
                 microbatch.check_unwritten()
-                fact = (str(error) or f"the loss raises {type(error).__name__}").partition("\n")[0].partition(". ")[0]
-                cause = error.cause if isinstance(error, NotVectorizedError) else f"{fact}."
                 from noisette.clipping.engines import OneByOneWarning
 
-                warnings.warn(OneByOneWarning(cause), stacklevel=4)  # as an error, it has its cause
+                checks.warn(OneByOneWarning(error))
                 self._is_one_by_one = not isinstance(error, ExamplesDisagreeError) or microbatch.count > _FEW
                 self._may_call_model_at_once &= isinstance(error, NotVectorizedError)
         from noisette.clipping.engines import calls_of_loss, clipped_sum_of, clipped_sum_one_by_one

@@ -409,8 +409,7 @@ def releases(
     rates = {users.most_records: rate}
     if users.public_users is not None:
         if public_size is not None:  # of which at most so many are kept
-            kept = min(public_size, users.most_records * users.public_users)
-            rates[users.most_records] = batch_size / kept
+            rates[users.most_records] = batch_size / min(public_size, users.most_records * users.public_users)
         rates[1] = batch_size / users.public_users
     possible = [(most_records, rate) for most_records, rate in rates.items() if rate <= 1]
     if not possible:

@@ -511,8 +511,7 @@ def default_recipe(
     """
     section = DataSection(**data)
     name = model or ("linear" if backbone else suited_model(section))
-    known = None if backbone else _KNOWN_TO_WORK.get(section.name)
-    privacy, training = known or _suited(section, name, epsilon)
+    privacy, training = (None if backbone else _KNOWN_TO_WORK.get(section.name)) or _suited(section, name, epsilon)
     if model is not None and Path(model).is_dir():
         training = replace(_PRETRAINED, batch_size=training.batch_size)
     if backbone and (section.text is not None or section.name in _TEXT_SIZES):

@@ -75,8 +75,7 @@ def test_a_rare_class_has_its_own_headline_and_what_is_worse_than_a_constant_is_
     ):
         assert f'<p class="worse">{said}' in page(replace(held_out(facts), test=replace(FIGURES, **change)))
     assert "give class weights" not in replace(FIGURES, log_loss=0.46).problem, "they may have been given"
-    even = replace(FIGURES, base_rate=0.6)
-    assert "86.7 % test accuracy" in page(replace(held_out(facts), test=even))
+    assert "86.7 % test accuracy" in page(replace(held_out(facts), test=replace(FIGURES, base_rate=0.6)))
     bad = NumberFigures(rmse=12.5, mae=4.0, base_rmse=12.0, base_mae=10.0, unit="h")
     assert "Worse than the best constant in RMSE" in page(replace(regression(facts), test=bad))
 

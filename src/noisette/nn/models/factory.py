@@ -264,8 +264,7 @@ def _responses(network: Any, images: Tensor) -> Tensor:
     outputs: list[Tensor] = []
     with ExitStack() as hooks:
         for block in network._blocks:
-            handle = block.register_forward_hook(lambda _, inputs, output: outputs.append(output))
-            hooks.callback(handle.remove)
+            hooks.callback(block.register_forward_hook(lambda _, inputs, output: outputs.append(output)).remove)
         outputs.append(network.extract_features(images))
     return torch.cat([part for out in outputs for part in torch.std_mean(out.float(), (2, 3), correction=0)], 1)
 
