@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._functorch import eager_transforms
+from torch._functorch import eager_transforms, vmap
 from torch.nn.utils import parametrize, rnn
 from torch.utils._pytree import tree_map_only
 
@@ -150,7 +150,7 @@ def _wrapped(wrap: Callable[..., Any], value: Any, *place: int, **level: int) ->
 
 
 REPLACED += [(torch, "cond", _branch), (parametrize, "_maybe_set", _set)]
-for module, name in ((eager_transforms, "_wrap_tensor_for_grad"), (torch._functorch.vmap, "_add_batch_dim")):
+for module, name in ((eager_transforms, "_wrap_tensor_for_grad"), (vmap, "_add_batch_dim")):
     REPLACED.append((module, name, partial(_wrapped, getattr(module, name))))
 
 
