@@ -60,7 +60,7 @@ def fastest(key: Hashable, candidates: Mapping[str, Callable[[], object]], devic
     key = (key, operations_are_few(), device.type, torch.get_num_threads())
     if key not in _WINNERS:
         if get_proxy_mode() is not None:
-            raise RuntimeError(f"run {', '.join(candidates)} within few_operations() before it is traced: to measure")
+            raise RuntimeError(f"no plan of {', '.join(candidates)} was measured: run within few_operations() first")
         # The first call of a backend includes choosing and compiling its kernels, so each candidate is called twice.
         first = {name: _best_time(candidate, device, 2) for name, candidate in candidates.items()}
         close = [name for name, seconds in first.items() if seconds < 2 * min(first.values())]
