@@ -62,8 +62,8 @@ def schema(
     declared, given = dict(columns), [name for name, _ in columns]
     mistakes.add(*(f"the column {name!r} is declared twice" for name in given if given.count(name) > 1))
     absent = [name for name in (label, *declared) if names and name not in names]
-    others = f"--label is one of {', '.join(names)}, and so are others"
-    mistakes.add(*(f"there is no column {name!r}; {others}" for name in absent))
+    known = f"the table has {', '.join(names)}, and --label names the one to predict"
+    mistakes.add(*(f"there is no column {name!r}: {known}" for name in absent))
     of_classes = None if classes is None else mistakes.check(lambda: number_or_names(classes))
     bounds = None if target is None else mistakes.check(lambda: numbers("target", target, "0,120", count=2))
     facts = {"label": label, "classes": of_classes, "target": bounds, "size": size, "encoding": encoding}

@@ -333,7 +333,7 @@ KINDS: Mapping[str, type[Column]] = {kind.__name__.lower(): kind for kind in (Nu
 _WAYS_OUT = {
     MISSING_VALUE: "; declare what it counts as, fill it in, or leave the row out",
     "none of its declared categories": "; declare them, or what others count as",
-    NO_NUMBER: "; declare decimal and thousands for 1.234,5, missing_words for n.k., categories for texts",
+    NO_NUMBER: "; for 1.234,5 declare decimal and thousands above [columns], for n.k. missing_words, or categories",
 }
 
 
