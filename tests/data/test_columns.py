@@ -40,7 +40,7 @@ def test_a_missing_number_is_the_declared_constant_or_indicated() -> None:
 def test_missing_numbers_and_texts_are_refused_without_a_rule() -> None:
     assert "column 'x': a value is missing in row 2; declare what it counts as" in refusal(AGE, ["1", ""])
     message = refusal(AGE | {"missing": 20}, ["1", "CANARY", ""])
-    assert "column 'x': not a finite number (without % or $) in row 2; declare decimal and" in message
+    assert "column 'x': not a finite number (without % or $) in row 2; for 1.234,5 declare" in message
 
 
 def test_categories_in_any_case_and_of_numbers() -> None:

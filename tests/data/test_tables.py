@@ -86,7 +86,7 @@ def test_all_problems_at_once_by_row_and_column_without_values(tmp_path: Path) -
         "column 'age': a value is missing in row 3;",
         "column 'city': none of its declared categories in row 5",
         "column 'height': a value is missing in row 7;",
-        "column 'height': not a finite number (without % or $) in rows 5, 8 and 9; declare decimal and",
+        "column 'height': not a finite number (without % or $) in rows 5, 8 and 9; for 1.234,5 declare",
         "column 'label': a value is missing in row 8; fill it in or leave the row out (--skip-unlabelled)",
         "column 'label': none of the declared classes in row 7",
     ):
