@@ -156,7 +156,7 @@ REFUSED: dict[str, list[Any]] = {
     "records cannot be drawn one by one": [DataLoader(Records()), Endless(), iter([1, 2]), 5],
     r"differ in length: \[5, 12\]": [(X, Y[:5]), {"x": X, "y": Y[:5]}],
     "may mean 2 or 12 records: give columns": [[X, Y], [X.numpy(), Y.numpy()], [X, X[:, :1]], [Y.float(), Y]],
-    "may mean 1 or 12 records: give columns as a tuple": [({"x": X, "y": Y},), [(Y, Y)]],
+    "may mean 1 or 12 records: give columns as a tuple": [({"x": X, "y": Y},), [(Y, Y)], ({"x": X},), [X]],
 }
 
 

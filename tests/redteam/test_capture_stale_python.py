@@ -32,11 +32,11 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.last, self.drop = nn.Linear(5, 6), nn.Linear(6, 4), Forward(halved)
-        self.scale = 1.0
+        self.scale, self.activation = 1.0, torch.tanh
         self.register_buffer("kept", torch.ones(6))
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = self.drop(self.first(x).tanh()) * self.scale
+        hidden = self.drop(self.activation(self.first(x))) * self.scale
         return self.last((hidden if self.training else hidden.relu()) * self.kept)
 
 
@@ -128,6 +128,7 @@ SCENES: dict[str, Scene] = {
     "the mode of a part": of_model(lambda model: model.first.eval() and model.drop.eval()),
     "the mode of the model": of_model(lambda model: model.eval()),
     "an attribute of the model": of_model(lambda model: setattr(model, "scale", 2.0)),
+    "a function of torch": of_model(lambda model: setattr(model, "activation", torch.sin)),
     "a buffer, written": of_model(lambda model: model.kept.mul_(2.0)),
     "a buffer, replaced": of_model(lambda model: setattr(model, "kept", 2 * model.kept)),
     "loaded weights": of_model(lambda model: model.load_state_dict({k: 2 * v for k, v in model.state_dict().items()})),

@@ -88,7 +88,7 @@ def schedule_of(capture: str) -> Schedule | None:
 
 _PLAIN = frozenset(
     {bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
-    | {np.bool_, np.int32, np.int64, np.float32, np.float64}
+    | {np.bool_, np.int32, np.int64, np.float32, np.float64, types.BuiltinFunctionType}
 )
 _OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
 _HOOKS = "_forward_hooks", "_forward_pre_hooks"

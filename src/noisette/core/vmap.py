@@ -97,7 +97,7 @@ _CAUSES = {  # a part of PyTorch's message -> what it means
     "SparseCsr": "computes with a sparse tensor; give it .to_sparse() or .to_dense()",
     "does not require grad": "asks for gradients by backward(); use torch.autograd.grad or torch.func.grad",
 }
-_SIGNS = ("vmap", "functorch", "torch.func", "Batching rule", "BatchedTensor", *_CAUSES)
+_SIGNS = ("vmap", "functorch", "torch.func", "Batching rule", "BatchedTensor", "Type promoting", "dtype BF", *_CAUSES)
 _WAY_OUT = "PerExampleClip in one process would compute such a loss one example at a time."
 
 
@@ -227,7 +227,7 @@ class Draws:
 
 def explained(error: Exception, model: nn.Module) -> PrivacyError | None:
     """What an error of ``vmap`` means and what to do, or ``None`` for an error that has nothing to do with it."""
-    message = str(error)
+    message = str(error)  # with autocast vmap lacks some casts, as of prelu and rfft
     if not any(sign in message for sign in _SIGNS):
         return None
     cause = next((cause for sign, cause in _CAUSES.items() if sign in message), None)

@@ -189,7 +189,7 @@ def _check_records(dataset: Any) -> None:
     if not _are_tensors(parts):
         return
     lengths = {len(tensor) if tensor.ndim else 0 for tensor in parts}
-    differ = len(dataset) < len(parts) or len({(tensor.dtype, tensor.shape[1:]) for tensor in parts}) > 1
+    differ = len(dataset) == 1 or len({(tensor.dtype, tensor.shape[1:]) for tensor in parts}) > 1
     if differ and len(lengths) == 1 and len(dataset) < (rows := lengths.pop()):
         raise ValueError(
             f"a {type(dataset).__name__} of {len(dataset)}, with tensors of {rows} rows, may mean {len(dataset)} "
