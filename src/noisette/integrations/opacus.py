@@ -5,7 +5,6 @@ Opacus itself is not needed. The loop stays as it is, except for the import and 
 
 import copy
 import math
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
@@ -13,12 +12,12 @@ from typing import Any, Self
 import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, SubsetRandomSampler, WeightedRandomSampler
 
 from noisette.accounting import GdpAccountant, Ledger, PldAccountant, RdpAccountant
 from noisette.clipping.rules import AutomaticClipping, FlatClipping, PerLayerClipping
 from noisette.core.trees import map_leaves
-from noisette.errors import PrivacyError
+from noisette.errors import PrivacyError, warn
 from noisette.integrations.boundary import WHOLE, Boundary
 from noisette.run.per_example import PerExampleClip
 from noisette.run.private import PrivateRun, privatize
@@ -48,7 +47,7 @@ class PrivacyEngine:
         if accountant not in _ACCOUNTANTS:
             raise ValueError(f"expected accountant to be one of {', '.join(_ACCOUNTANTS)}, got {accountant!r}")
         self._accountant = _ACCOUNTANTS[accountant]()
-        self._ledger = ledger
+        self._ledger = Ledger() if ledger is None else ledger  # of all runs of this engine
         self._run: PrivateRun | None = None
 
     def make_private(
@@ -88,12 +87,14 @@ class PrivacyEngine:
         Raises:
             ValueError: an argument is missing or would not be private; all problems are listed.
         """
+        chooses = isinstance(sampler := data_loader.sampler, SubsetRandomSampler | WeightedRandomSampler)
         found = {
             "declare public_size=, the number of records: the length of the data set is private": public_size is None,
             "batch_first=False: put the examples on the first axis": not batch_first,
             "poisson_sampling=False: no price is known for shuffled batches; leave it out": not poisson_sampling,
             "noise_generator: noise comes from a secure source; leave it out": noise_generator is not None,
             "the data_loader has no batch_size: give it one, not a batch_sampler": not data_loader.batch_size,
+            f"batches are Poisson samples, without a {type(sampler).__name__}: give a data set of its records": chooses,
             f"loss_reduction={loss_reduction!r}: use mean or sum": loss_reduction not in ("mean", "sum"),
             f"expected clipping to be one of {', '.join(_CLIPPING)}, got {clipping!r}": clipping not in _CLIPPING,
         }
@@ -198,8 +199,7 @@ class PoissonLoader:
             batch = next(self._batches, None)
             if batch is None:
                 if k == 0:
-                    said = "all steps of the run were taken, so no batch is left: declare as many epochs as are trained"
-                    warnings.warn(said, stacklevel=3)
+                    warn("all steps of the run were taken, so no batch is left: declare as many epochs as are trained")
                 return
             self._boundary.begin_batch(len(batch.indices))
             if not len(batch.indices):  # the release is noise alone, and is made all the same
