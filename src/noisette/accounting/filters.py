@@ -202,7 +202,8 @@ class SeveralCurve:
     def epsilon(self, *, delta: float) -> float:
         """Epsilon at this delta; ``inf`` above 64, which would be no guarantee."""
         at = cache(lambda epsilon: self.delta(epsilon=epsilon))
-        return least_epsilon(at, delta, 1e-4) if any(at(2.0**power) <= delta for power in range(7)) else math.inf
+        is_finite = any(at(2.0**power) <= delta for power in range(7))
+        return least_epsilon(at, delta, 1e-4) if is_finite else math.inf
 
     def delta(self, *, epsilon: float) -> float:
         one = epsilon / self.number

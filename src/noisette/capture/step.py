@@ -105,10 +105,8 @@ class CapturedSteps:
         others, structure, device = [], None, tensors[0].device.type
         if not microbatch.are_tensors_alone:
             arguments = microbatch.args, microbatch.kwargs
-            others, structure = (
-                [leaf for leaf in leaves(arguments) if not isinstance(leaf, Tensor)],
-                _structure(arguments),
-            )
+            structure = _structure(arguments)
+            others = [leaf for leaf in leaves(arguments) if not isinstance(leaf, Tensor)]
         lower = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
         key = (
             tuple([(t.shape[1:], t.stride()[1:], t.dtype, t.device, t.requires_grad) for t in tensors]),

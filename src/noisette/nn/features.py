@@ -74,7 +74,8 @@ class PatchFeatures(Shown):
         # In place: these are a thousand numbers for each pixel, and new memory costs more than the arithmetic.
         products = F.conv2d(x, centred, stride=self.stride).mul_(scale).sub_(self.bias.view(-1, 1, 1))
         alike = F.adaptive_avg_pool2d(F.relu(products - _THRESHOLD), _ACROSS)
-        return torch.cat([alike, F.adaptive_avg_pool2d(products.neg_().sub_(_THRESHOLD).relu_(), _ACROSS)], 1)
+        opposite = F.adaptive_avg_pool2d(products.neg_().sub_(_THRESHOLD).relu_(), _ACROSS)
+        return torch.cat([alike, opposite], 1)
 
 
 def _drawn(images: Tensor, side: int, generator: torch.Generator) -> Tensor:
