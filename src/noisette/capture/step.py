@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from noisette.capture.captured import Captured, Schedule, python_values, wait_for
-from noisette.core.clip import ClippedSum, Clipping, Group, bounds_of, clipping_of, factors_within, may_wait
+from noisette.core.clip import ClippedSum, Clipping, Group, bounds_of, factors_within, may_wait
 from noisette.core.loss import Loss, Microbatch, OutsideTensors, versions_of
 from noisette.core.trees import children, leaves
 
@@ -146,7 +146,7 @@ class _TracedStep:
     names: tuple[str, ...] | None = None
 
     def eager(self) -> ClippedSum:
-        return self.step(self.loss, self.microbatch, clipping_of(self.groups), self.public, traced=False)
+        return self.step(self.loss, self.microbatch, Clipping(self.groups), self.public, traced=False)
 
     def __call__(self, bounds: Tensor, real: Tensor, *rows: Tensor) -> list[Tensor]:
         waits = may_wait(real.device)
@@ -157,7 +157,7 @@ class _TracedStep:
             finite.append(found.isfinite())
             return torch.where(finite[0] & real if waits else real, found, 0)
 
-        clipping = Clipping([group.names for group in self.groups], factors, are_finite=waits)
+        clipping = Clipping(self.groups, factors, are_finite=waits)
         clipped = self.step(self.loss, self.microbatch.with_tensors(rows), clipping, self.public, traced=True)
         self.names = tuple(clipped.sums)
         return [*(total.detach() for total in clipped.sums.values()), clipped.norms, finite[0].all()]

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from noisette.core.backward import per_example_gradients
-from noisette.core.forms import AT_LEAST_SINGLE, ExampleGradients, Sums, weighted_sum_in_blocks, with_norms
+from noisette.core.forms import AT_LEAST_SINGLE, ExampleGradients, Sums, all_norms, weighted_sum_in_blocks, with_norms
 from noisette.core.release import BoundedSum
 from noisette.core.trace import ForwardPass
 from noisette.errors import PrivacyError
@@ -75,11 +75,14 @@ class AdaptiveRule(Protocol):
 
 @dataclass(frozen=True)
 class Clipping:
-    """Which parameters an engine clips together, and by which factors."""
+    """Which parameters an engine clips together, and by which factors: norms (groups, b) -> factors (groups, b)."""
 
-    groups: Sequence[Sequence[str]]  # names of parameters; each parameter in one group
-    factors: Callable[[Tensor], Tensor]  # norms (groups, b) -> factors (groups, b), not finite where a norm is not
-    are_finite: bool = False  # whether all factors are finite, in a graph: then no example is to be cut out
+    groups: Sequence[Group]  # each parameter in one
+    in_graph: Callable[[Tensor], Tensor] | None = None  # the factors of a graph
+    are_finite: bool = False  # whether these are finite even where a norm is not: then no example is to be cut out
+
+    def factors(self, norms: Tensor) -> Tensor:
+        return clipping_factors(self.groups, norms) if self.in_graph is None else self.in_graph(norms)
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,7 @@ class Engine(Protocol):
         ...
 
 
-def group_norms(squared: Mapping[str, Tensor], groups: Sequence[Sequence[str]], losses: Tensor) -> Tensor:
+def group_norms(squared: Mapping[str, Tensor], groups: Sequence[Group], losses: Tensor) -> Tensor:
     """The norm of each example's gradient in each group, shape (groups, b), in single precision at least."""
     group = group_of(groups)
     parts: list[list[Tensor]] = [[] for _ in groups]
@@ -125,11 +128,6 @@ def group_norms(squared: Mapping[str, Tensor], groups: Sequence[Sequence[str]], 
         nothing = losses.new_zeros(losses.shape[0], dtype=torch.float64)
         sums = [torch.stack(part).sum(0, dtype=torch.float64) if part else nothing for part in parts]
         return torch.stack(sums).sqrt_().to(dtype)
-
-
-def clipping_of(groups: Sequence[Group]) -> Clipping:
-    """The clipping by these groups."""
-    return Clipping([group.names for group in groups], partial(clipping_factors, groups))
 
 
 def clipping_factors(groups: Sequence[Group], norms: Tensor) -> Tensor:
@@ -162,10 +160,12 @@ def factors_within(bounds: Tensor, groups: Sequence[Group], norms: Tensor) -> Te
     return factors.masked_fill_(~(precise < math.inf), math.nan).to(norms.dtype)
 
 
-def clip_and_sum(found: dict[str, tuple[ExampleGradients, Tensor]], losses: Tensor, clipping: Clipping) -> ClippedSum:
-    """The clipped sum of per-example gradients, given with their squared norms, (b,), by name; they are used up."""
+def clip_and_sum(
+    found: dict[str, tuple[ExampleGradients, Tensor | None]], losses: Tensor, clipping: Clipping
+) -> ClippedSum:
+    """The clipped sum of per-example gradients, given by :func:`with_norms`; they are used up."""
     with torch.no_grad():
-        norms = group_norms({name: squared for name, (_, squared) in found.items()}, clipping.groups, losses)
+        norms = group_norms(all_norms(found), clipping.groups, losses)
         factors = Factors.of(clipping, norms)
         # Each is freed before the next.
         sums = {name: factors.sum_of(name, found.pop(name)[0]) for name in list(found)}
@@ -210,9 +210,9 @@ class Factors:
         return total if self.some is None else torch.where(self.some, total, 0)
 
 
-def group_of(groups: Sequence[Sequence[str]]) -> dict[str, int]:
+def group_of(groups: Sequence[Group]) -> dict[str, int]:
     """The number of each parameter's group."""
-    return {name: k for k, names in enumerate(groups) for name in names}
+    return {name: k for k, group in enumerate(groups) for name in group.names}
 
 
 class BookKeeping:

@@ -86,15 +86,23 @@ class ExampleGradients(Protocol):
 
 def sums_of_squares(rows: Tensor) -> Tensor:
     """Sum of squares over all axes but the first, shape (b,), in the precision of the rows, at least single."""
-    dtype = AT_LEAST_SINGLE.get(rows.dtype, rows.dtype)
-    flat = rows.reshape(len(rows), rows.shape[1:].numel())
-    blocks = flat.shape[1] // _NORM_BLOCK
-    if blocks < 2:
-        return torch.linalg.vector_norm(flat, dim=1, dtype=dtype).square()
-    end = blocks * _NORM_BLOCK
-    whole = torch.linalg.vector_norm(flat[:, :end].unflatten(1, (blocks, _NORM_BLOCK)), dim=2, dtype=dtype)
-    rest = torch.linalg.vector_norm(flat[:, end:], dim=1, dtype=dtype)
+    if _is_narrow(rows):
+        return _norms(rows).square()
+    flat = rows.flatten(1)
+    end = flat.shape[1] // _NORM_BLOCK * _NORM_BLOCK
+    whole, rest = _norms(flat[:, :end].unflatten(1, (-1, _NORM_BLOCK)), axis=2), _norms(flat[:, end:])
     return (whole.double().square().sum(1) + rest.double().square()).to(whole.dtype)
+
+
+def _norms(rows: Tensor, axis: int = 1) -> Tensor:
+    """Euclidean norms over this axis and those that follow, in the precision of the rows, at least single."""
+    flat = rows.reshape(*rows.shape[:axis], rows.shape[axis:].numel())
+    return torch.linalg.vector_norm(flat, dim=axis, dtype=AT_LEAST_SINGLE.get(rows.dtype, rows.dtype))
+
+
+def _is_narrow(rows: Tensor) -> bool:
+    """Whether an example has so few numbers that their squares may be added up at once."""
+    return rows.shape[1:].numel() < 2 * _NORM_BLOCK
 
 
 def scale_rows(rows: Tensor, weights: Tensor) -> Tensor:
@@ -118,7 +126,7 @@ class Dense:
         shape = self.gradients.shape[1:]
         rows = self.gradients.reshape(len(weights), shape.numel())  # (b, 1) for a scalar parameter
         rows = rows.to(AT_LEAST_SINGLE.get(rows.dtype, rows.dtype))
-        return (weights.to(rows.dtype) @ rows).view(shape)
+        return (weights.to(rows.dtype).unsqueeze(0) @ rows).view(shape)
 
     def select(self, examples: Tensor | slice) -> Dense:
         return Dense(self.gradients[examples])
@@ -156,6 +164,8 @@ class Outer:
         return torch.bmm(self.left.transpose(1, 2), self.right)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
+        if self.left.shape[1] == 1:
+            return scale_rows(self.left.squeeze(1), weights).t() @ self.right.squeeze(1)
         return scale_rows(self.left, weights).flatten(0, 1).t() @ self.right.flatten(0, 1)
 
     def select(self, examples: Tensor | slice) -> Outer:
@@ -172,13 +182,33 @@ def compact(form: ExampleGradients) -> ExampleGradients:
     return form
 
 
-def with_norms(forms: Mapping[str, ExampleGradients]) -> dict[str, tuple[ExampleGradients, Tensor]]:
-    """The gradients of parameters by :func:`compact`, and their squared norms, (b,)."""
-    found: dict[str, tuple[ExampleGradients, Tensor]] = {}
-    for name, form in forms.items():
-        kept = compact(form)
-        found[name] = kept, kept.squared_norms()
-    return found
+def with_norms(forms: Mapping[str, ExampleGradients]) -> dict[str, tuple[ExampleGradients, Tensor | None]]:
+    """The gradients of parameters by :func:`compact` and, but for narrow ones, their squared norms, (b,)."""
+    kept = {name: compact(form) for name, form in forms.items()}
+    return {name: (form, None if _narrow_sides(form) else form.squared_norms()) for name, form in kept.items()}
+
+
+def all_norms(found: Mapping[str, tuple[ExampleGradients, Tensor | None]]) -> dict[str, Tensor]:
+    """All squared norms, (b,): those that :func:`with_norms` left, of many small layers, in few operations."""
+    squared = {name: given for name, (_, given) in found.items() if given is not None}
+    alike: dict[tuple[int, torch.dtype], dict[str, Sequence[Tensor]]] = {}
+    for name, (form, _) in found.items():
+        if sides := _narrow_sides(form):
+            alike.setdefault((len(sides), sides[0].dtype), {})[name] = sides
+    for (count, _), sides_of in alike.items():
+        squares = [torch.stack([*map(_norms, sides)]).square() for sides in zip(*sides_of.values(), strict=True)]
+        lost = _lost(squares[0].dtype)
+        products = squares[0] if count == 1 else (squares[0] + lost) * (squares[1] + lost)
+        squared.update(zip(sides_of, products.unbind(), strict=True))
+    return squared
+
+
+def _narrow_sides(form: ExampleGradients) -> Sequence[Tensor]:
+    """A tensor, or two whose norms multiply to the gradients', with few numbers for each example; else nothing."""
+    sides = [form.gradients] if type(form) is Dense else []
+    if type(form) is Outer and form.left.shape[1] == 1:
+        sides = [form.left, form.right]
+    return sides if all(map(_is_narrow, sides)) else []
 
 
 @compact.register

@@ -187,9 +187,8 @@ class OutsideTensors:
 
         def remember(phase: str, _: object) -> None:
             if phase == "start":  # before a collection moves what is young to an older generation
-                for each in gc.get_objects(0):  # a generator's frame would spoil a compiled graph that torch enters
-                    if issubclass(type(each), Tensor):
-                        since.add(id(each))
+                # A list: a generator's frame would spoil a compiled graph that torch enters.
+                since.update([id(each) for each in gc.get_objects(0) if issubclass(type(each), Tensor)])
 
         gc.callbacks.append(remember)
         weakref.finalize(self, gc.callbacks.remove, remember)

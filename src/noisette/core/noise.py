@@ -38,7 +38,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from threading import Lock
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn, Protocol
@@ -101,7 +101,7 @@ class SecretKey:
         """Write the words ``start, start + 1, ...`` of this stream's step into a contiguous uint64 array."""
         first, skipped = divmod(start, WORDS_PER_BLOCK)
         self.stream_key(purpose=purpose, name=name, end=start + words.size)  # checks the end
-        stream = words.view(np.uint8).data
+        stream = words.data.cast("B")
         with self._lock:
             cipher = self._cipher(purpose, name)
             cipher.reset_nonce(first.to_bytes(4, "little") + step.to_bytes(12, "little"))
@@ -171,7 +171,7 @@ class Piece:
     place: int  # of the first tile in the group
     skipped: int  # values of the first tile that are not used
 
-    @property
+    @cached_property
     def values(self) -> slice:
         """Their noise among the values of the group."""
         start = self.place * TILE + self.skipped
@@ -370,8 +370,8 @@ def _polynomial(coefficients: Sequence[float], x: np.ndarray, result: np.ndarray
 class Noise(Protocol):
     """Noise of one key, for sums of one type on one device."""
 
-    def add_(self, flat: Named, parts: tuple[Part, ...], *, step: int, std: float, divisor: float) -> None:
-        """Divide each tensor by a number and add noise to it, as :meth:`GaussianNoise.add_`, for these parts."""
+    def add_(self, sums: Named, parts: tuple[Part, ...], *, step: int, std: float, divisor: float) -> None:
+        """Divide the sums of these parts by a number and add noise to them, as :meth:`GaussianNoise.add_`."""
 
 
 # (key, type, device, number of values) -> a quicker noise than the plain one if it is there, as compiled code or a
@@ -387,9 +387,9 @@ class PlainNoise:
         self._words = Words()
         self._pass = by or PlainPass(dtype)
 
-    def add_(self, flat: Named, parts: tuple[Part, ...], *, step: int, std: float, divisor: float) -> None:
-        device = flat[parts[0].name].device
-        on_host = {name: sum.numpy() for name, sum in flat.items()} if device.type == "cpu" else {}
+    def add_(self, sums: Named, parts: tuple[Part, ...], *, step: int, std: float, divisor: float) -> None:
+        device = sums[parts[0].name].device
+        on_host = {p.name: sums[p.name].detach().numpy().reshape(-1) for p in parts} if device.type == "cpu" else {}
         # A GPU would multiply by the reciprocal of a number of the host.
         by: Any = divisor if on_host else torch.tensor(divisor, dtype=torch.float64, device=device)
         for pieces in groups_of(parts, TILES_AT_ONCE):
@@ -403,7 +403,7 @@ class PlainNoise:
                     elements /= by
                     elements += noise
                 else:
-                    flat[piece.name][at].div_(by).add_(torch.from_numpy(noise).to(device))
+                    sums[piece.name].detach().view(-1)[at].div_(by).add_(torch.from_numpy(noise).to(device))
 
 
 class GaussianNoise:
@@ -443,15 +443,14 @@ class GaussianNoise:
             raise ValueError(f"windows of no tensor: {sorted(windows.keys() - tensors.keys())}")
         if not 0 <= step < 2**64:  # beyond are the nonces of rare radii
             raise ValueError(f"expected a step from 0 to 2^64 - 1, got {step}")
-        flat = {name: tensor.detach().view(-1) for name, tensor in tensors.items() if tensor.numel()}
-        if not flat:
+        parts = tuple([Part(name, n, windows.get(name, WHOLE)) for name, sum in tensors.items() if (n := sum.numel())])
+        if not parts:
             return
-        parts = tuple([Part(name, tensor.numel(), windows.get(name, WHOLE)) for name, tensor in flat.items()])
-        first = next(iter(flat.values()))
+        first = tensors[parts[0].name]
         values = sum(part.size for part in parts)
         noise = self._source(self._key, first.dtype, first.device, values) if self._source else None
         if noise is None:
             if first.dtype not in self._plain:
                 self._plain[first.dtype] = PlainNoise(self._key, first.dtype)
             noise = self._plain[first.dtype]
-        noise.add_(flat, parts, step=step, std=std, divisor=divisor)
+        noise.add_(tensors, parts, step=step, std=std, divisor=divisor)

@@ -137,8 +137,10 @@ class OwnNoise:
 
     def release(self, sums: Sequence[tuple[str, Tensor, Tensor]], *, step: int, std: float, divisor: float) -> None:
         """Divide the sums and add noise, those of one type and device together."""
-        for group in {(g.dtype, g.device): None for _, _, g in sums}:
-            named = {name: g for name, _, g in sums if (g.dtype, g.device) == group}
+        alike: dict[tuple[torch.dtype, torch.device], dict[str, Tensor]] = {}
+        for name, _, g in sums:
+            alike.setdefault((g.dtype, g.device), {})[name] = g
+        for named in alike.values():
             self._noise.add_(named, step=step, std=std, divisor=divisor)
 
     def deviation(self, step: int) -> float:
@@ -209,8 +211,8 @@ class GaussianRelease:
                 if id(p) in names:
                     gradient = _seen_by_hooks(p, gradient)
                 p.grad = gradient
-                after: Mapping[int, Any] = getattr(p, "_post_accumulate_grad_hooks", None) or {}
-                for hook in list(after.values()) if p.grad is not None else ():
+                after: Mapping[int, Any] | None = getattr(p, "_post_accumulate_grad_hooks", None)
+                for hook in list(after.values()) if after and p.grad is not None else ():
                     hook(p)
                 self._written[id(p)] = p.grad
 
@@ -247,7 +249,7 @@ def _seen_by_hooks(p: Tensor, gradient: Tensor) -> Tensor | None:
     """
     if isinstance(p, nn.Parameter) and not p.requires_grad:
         return None
-    for hook in list((p._backward_hooks or {}).values()):
+    for hook in list(p._backward_hooks.values()) if p._backward_hooks else ():
         if (changed := hook(gradient)) is not None:
             gradient = changed
     return gradient

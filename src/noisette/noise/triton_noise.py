@@ -225,10 +225,10 @@ class TritonNoise:
         self._tiles = tiles
         self._tables: dict[tuple[Part, ...], tuple[Tensor, Tensor, Tensor]] = {}
 
-    def add_(self, flat: Named, parts: tuple[Part, ...], *, step: int, std: float, divisor: float) -> None:
-        """Divide each tensor by a number and add noise to it, as ``GaussianNoise.add_``, for these parts."""
+    def add_(self, sums: Named, parts: tuple[Part, ...], *, step: int, std: float, divisor: float) -> None:
+        """Divide the sums of these parts by a number and add noise to them, as ``GaussianNoise.add_``."""
         table, keys, owners = self._tables_for(parts)
-        pointers = self._sent(np.array([flat[part.name].data_ptr() for part in parts], dtype=np.int64))
+        pointers = self._sent(np.array([sums[part.name].data_ptr() for part in parts], dtype=np.int64))
         nonce = np.frombuffer(step.to_bytes(12, "little"), dtype=np.int32)
         with torch.cuda.device(self._device if self._device.type == "cuda" else -1):
             given = (pointers, table, keys, owners, *nonce.tolist(), std, divisor)

@@ -20,7 +20,7 @@ from noisette.capture.step import CapturedSteps
 from noisette.clipping.rules import FlatClipping
 from noisette.core import clip
 from noisette.core.backward import UncoveredError, gradients_apart
-from noisette.core.clip import BookKeeping, ClippedSum, Clipping, ClippingRule, Engine, Group, clipping_of, together
+from noisette.core.clip import BookKeeping, ClippedSum, Clipping, ClippingRule, Engine, Group, together
 from noisette.core.loss import Loss, Microbatch, ModelBuffers, OutsideTensors, Unwrapped
 from noisette.core.release import BoundedSum, Stateful
 from noisette.core.trace import LossCall, TrainedModel, record_losses, recorded
@@ -197,11 +197,11 @@ class PerExampleClip:
                 refresh(self.model)  # in its own buffers: copies are dropped after a call, a graph has no hooks
         if self._is_sharded:
             with in_step(self.ranks, "a microbatch"), self._shards.gathered(self.ranks):
-                clipped = self._step(loss, microbatch, clipping_of(groups), public, once=True)  # other ranks wait
+                clipped = self._step(loss, microbatch, Clipping(groups), public, once=True)  # other ranks wait
             self._add(self._shards.land(clipped.sums, self._trained().parameters, self.ranks), clipped.norms)
             return
         if self._captured is None or self._is_one_by_one or microbatch.has_other_entries:
-            clipped = self._clipped_sum(loss, microbatch, clipping_of(groups), public)
+            clipped = self._clipped_sum(loss, microbatch, Clipping(groups), public)
         else:
             buffers, left = self.buffers.values(), self._still_to_come
             clipped = self._captured.clipped_sum(loss, microbatch, groups, public, buffers, left)
@@ -264,7 +264,7 @@ class PerExampleClip:
         from noisette.clipping.engines import clipped_sum_of
 
         self._check_open()
-        clipping = clipping_of(self._trained_groups())
+        clipping = Clipping(self._trained_groups())
         with _without_autocast(next(iter(calls[0].gradients.values())).device.type):
             clipped = clipped_sum_of(calls, scale, self.engine, self._trained().parameters, clipping)
         self._add(clipped.sums, clipped.norms)
