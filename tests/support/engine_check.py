@@ -38,7 +38,7 @@ class Watched:
             self.norms.append(norms.flatten())
             return clipping.factors(norms)
 
-        return self.engine.clipped_sum(forward, parameters, replace(clipping, factors=factors))
+        return self.engine.clipped_sum(forward, parameters, replace(clipping, other_factors=factors))
 
 
 def measured(model, loss, inputs, bound, engine) -> tuple[Tensor, dict[str, Tensor]]:

@@ -78,11 +78,11 @@ class Clipping:
     """Which parameters an engine clips together, and by which factors: norms (groups, b) -> factors (groups, b)."""
 
     groups: Sequence[Group]  # each parameter in one
-    in_graph: Callable[[Tensor], Tensor] | None = None  # the factors of a graph
+    other_factors: Callable[[Tensor], Tensor] | None = None  # than those of the groups, as a graph has them
     are_finite: bool = False  # whether these are finite even where a norm is not: then no example is to be cut out
 
     def factors(self, norms: Tensor) -> Tensor:
-        return clipping_factors(self.groups, norms) if self.in_graph is None else self.in_graph(norms)
+        return clipping_factors(self.groups, norms) if self.other_factors is None else self.other_factors(norms)
 
 
 @dataclass(frozen=True)

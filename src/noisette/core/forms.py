@@ -37,6 +37,7 @@ AT_LEAST_SINGLE = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
 # Squares are added up in single precision over this many numbers at most, the blocks' sums in double precision: on a
 # processor a longer sum in single precision is too small by 1e-5 at a million numbers, and by 1e-3 at 16 million.
 _NORM_BLOCK = 512
+_NARROW = 2 * _NORM_BLOCK  # of fewer numbers they are added up at once
 EXAMPLES_IN_A_BLOCK = 256  # added up in single precision at a time, the blocks' sums in double precision
 # A sum of squares loses at most this many of the smallest normal numbers where squares are too small to be represented.
 _LOST_SQUARES = 2**24
@@ -86,7 +87,7 @@ class ExampleGradients(Protocol):
 
 def sums_of_squares(rows: Tensor) -> Tensor:
     """Sum of squares over all axes but the first, shape (b,), in the precision of the rows, at least single."""
-    if _is_narrow(rows):
+    if rows.shape[1:].numel() < _NARROW:
         return _norms(rows).square()
     flat = rows.flatten(1)
     end = flat.shape[1] // _NORM_BLOCK * _NORM_BLOCK
@@ -98,11 +99,6 @@ def _norms(rows: Tensor, axis: int = 1) -> Tensor:
     """Euclidean norms over this axis and those that follow, in the precision of the rows, at least single."""
     flat = rows.reshape(*rows.shape[:axis], rows.shape[axis:].numel())
     return torch.linalg.vector_norm(flat, dim=axis, dtype=AT_LEAST_SINGLE.get(rows.dtype, rows.dtype))
-
-
-def _is_narrow(rows: Tensor) -> bool:
-    """Whether an example has so few numbers that their squares may be added up at once."""
-    return rows.shape[1:].numel() < 2 * _NORM_BLOCK
 
 
 def scale_rows(rows: Tensor, weights: Tensor) -> Tensor:
@@ -197,8 +193,7 @@ def all_norms(found: Mapping[str, tuple[ExampleGradients, Tensor | None]]) -> di
             alike.setdefault((len(sides), sides[0].dtype), {})[name] = sides
     for (count, _), sides_of in alike.items():
         squares = [torch.stack([*map(_norms, sides)]).square() for sides in zip(*sides_of.values(), strict=True)]
-        lost = _lost(squares[0].dtype)
-        products = squares[0] if count == 1 else (squares[0] + lost) * (squares[1] + lost)
+        products = squares[0] if count == 1 else torch.mul(*[each + _lost(each.dtype) for each in squares])
         squared.update(zip(sides_of, products.unbind(), strict=True))
     return squared
 
@@ -208,7 +203,7 @@ def _narrow_sides(form: ExampleGradients) -> Sequence[Tensor]:
     sides = [form.gradients] if type(form) is Dense else []
     if type(form) is Outer and form.left.shape[1] == 1:
         sides = [form.left, form.right]
-    return sides if all(map(_is_narrow, sides)) else []
+    return sides if all(side.shape[1:].numel() < _NARROW for side in sides) else []
 
 
 @compact.register
