@@ -237,8 +237,8 @@ def least_epsilon(delta_at: Callable[[float], float], delta: float, tolerance: f
         near = np.float64(max(tolerance / 4, 1e-15))
         root = cast("float", brentq(excess, low, high, xtol=tolerance * high / 4, rtol=near))
         high = root * (1 + tolerance)
-    while delta_at(high) > delta:
-        high *= 1 + tolerance
+    while delta_at(high) > delta:  # by rounding, or by more where the sum's error is no small part of delta
+        high, tolerance = high * (1 + tolerance), 2 * tolerance
     return high
 
 
