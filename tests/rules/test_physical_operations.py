@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from forward_pass import recorded_losses
 from noisette.core.backward import per_example_gradients
 from noisette.core.forms import PHYSICAL, Operation
+from noisette.core.vmap import is_wrapped
 from noisette.errors import PrivacyError
 from noisette.rules import rule_check
 from noisette.rules.normalization import normalise_channels
@@ -133,6 +134,18 @@ def with_ignored(*shape: int) -> Callable[[int], Tensor]:
 _mean, _var = torch.randn(4, dtype=torch.float64), torch.rand(4, dtype=torch.float64) + 0.5
 _SHAPES = {"mask": (5, 6), "mask of rows": (2, 1, 5, 6), "h": (1, 2, 4), "x": (2, 5, 3)}
 _constant = {name: torch.randn(shape, dtype=torch.float64) for name, shape in _SHAPES.items()}
+_graph = torch.randn(5, 5, dtype=torch.float64).relu().to_sparse()
+
+
+def ends(b: int) -> Tensor:
+    """Of each of three experts among seven rows."""
+    return torch.randint(0, 8, (b, 3)).sort().values.index_fill(-1, torch.tensor([2]), 7)
+
+
+def by_expert(p: Any, x: Tensor, ends: Tensor) -> Tensor:
+    if is_wrapped(x):
+        return F.grouped_mm(x, p[0], offs=ends)
+    return torch.cat([rows @ w for rows, w in zip(x.tensor_split(ends[:-1].tolist()), p[0], strict=True)])
 
 
 def linear_forms() -> list[Form]:
@@ -156,6 +169,9 @@ def linear_forms() -> list[Form]:
         Form("matmul, four axes", Tensor.matmul, lambda p, x: x @ p[0], ((6, 4),), ((2, 5, 3, 6),)),
         Form("matmul, weight on the left", matmul, lambda p, x: matmul(p[0], x), (w,), ((6, 2),), False),
         Form("matmul, stack", matmul, lambda p, x: matmul(x, p[0]), ((5, 6, 4),), ((5, 2, 6),), False),
+        Form("sparse matrix", torch.sparse.mm, lambda p, x: torch.sparse.mm(_graph, x @ p[0]), ((6, 4),), ((5, 6),)),
+        Form("sparse matrix by vector", Tensor.matmul, lambda p, x: _graph @ (x * p[0]), ((5,),), ((5,),)),
+        Form("grouped_mm", torch._grouped_mm, by_expert, ((3, 6, 4),), ((7, 6), ends)),
         Form("addmm", addmm, lambda p, x: addmm(p[0], x, p[1]), (b, (6, 4)), ((2, 6),)),
         Form("addmm, bias of rows", addmm, lambda p, x: addmm(*p[:1], x, p[1]), ((2, 4), (6, 4)), ((2, 6),)),
         Form("Tensor.addmm", Tensor.addmm, lambda p, x: p[0].addmm(x, mat2=p[1]), (b, (6, 4)), ((1, 6),)),
@@ -310,6 +326,7 @@ FORMS = [*linear_forms(), *norm_forms(), *convolution_forms(), *attention_forms(
 
 def test_every_operation_of_the_list_has_forms() -> None:
     built_in = {operation for operation, leave in PHYSICAL.items() if leave is not rule_check._for_all_examples}
+    built_in -= {"transformers::grouped_mm_fallback"}  # as F.grouped_mm
     assert {form.operation for form in FORMS if form.leaves} == built_in, "others are of rules that tests have made"
     assert len({form.name for form in FORMS}) == len(FORMS)
 

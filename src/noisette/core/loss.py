@@ -162,6 +162,12 @@ _DECLARE_PUBLIC = (
 )
 
 
+_REPLACED = (
+    "As load_state_dict(assign=True) replaces those of the model, load with assign=False, or make model, bound and run "
+    "anew; one of another model, as of a teacher, is declared: accumulate(..., public=[tensor])"
+)
+
+
 class OutsideTensors:
     """The tensors from outside that losses have used: each was there before the first batch, and stays as it is.
 
@@ -251,7 +257,8 @@ class OutsideTensors:
                 if self._is_new(tensor) and not self._holds_records(tensor):
                     self.made(tensor)
                     return
-                raise PrivacyError(f"{_described(tensor)}, made after the first batch was drawn. {_DECLARE_PUBLIC}")
+                way_out = _REPLACED if isinstance(tensor, nn.Parameter) else _DECLARE_PUBLIC
+                raise PrivacyError(f"{_described(tensor)}, made after the first batch was drawn. {way_out}")
             if key not in self._known and self._holds_records(tensor):
                 raise PrivacyError(
                     f"{_described(tensor)}, and it holds records of the data set, which a loss may read through its "
@@ -275,14 +282,17 @@ class OutsideTensors:
 
 def _memory_of(tensor: Tensor) -> tuple[int, int]:
     """The addresses between which a tensor's elements lie; none where they have no address."""
-    if type(tensor) not in (Tensor, nn.Parameter) or tensor.is_sparse or not tensor.numel():
+    if type(tensor) not in (Tensor, nn.Parameter) or tensor.layout is not torch.strided or not tensor.numel():
         return 0, 0
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
 def _described(tensor: Tensor) -> str:
-    return f"the loss uses a tensor of shape {tuple(tensor.shape)} that is neither an argument nor part of the model"
+    kind = type(tensor).__name__.lower()
+    return (
+        f"the loss uses a {kind} of shape {tuple(tensor.shape)} that is neither an argument nor part of the model given"
+    )
 
 
 class ModelBuffers:
@@ -333,9 +343,9 @@ class ModelBuffers:
         copies = {name: copy(values) for name, values in before.items()}
         with _reparametrize_module(self._model, copies) if copies else nullcontext():
             yield
-            if not self._were_lent:
+            if self._kept is not None and not self._were_lent:
                 _name_counters(before, dict(self._model.named_buffers()))
-            self._were_lent = True
+                self._were_lent = True
 
 
 def _name_counters(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> None:

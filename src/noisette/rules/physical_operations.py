@@ -61,14 +61,47 @@ def _no_view(output: Tensor) -> Tensor:
     return torch.ops.aten._unsafe_view(output, output.shape) if output._is_view() else output
 
 
-@leaves(torch.matmul, torch.mm, torch.mv, Tensor.matmul, Tensor.mm, Tensor.mv)
+@leaves(torch.matmul, torch.mm, torch.mv, torch.sparse.mm, Tensor.matmul, Tensor.mm, Tensor.mv)
 def product(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """x @ W with one matrix or vector W for all examples."""
+    """x @ W with one matrix or vector W for all examples, or A @ x with one sparse matrix A, as of a public graph."""
     arguments = _named(OPERANDS[torch.matmul], args, kwargs)
     left, right = arguments.get("input"), arguments.get("other")
-    if len(arguments) != 2 or left is None or right is None or not _only_batched(arguments, "input") or right.dim() > 2:
+    if len(arguments) != 2 or left is None or right is None or right.dim() > 2:
         return NotImplemented
-    return run(torch.matmul, (physical(left), right), {})
+    if left.layout is not torch.strided and _only_batched(arguments, "other"):
+        columns = physical(right).movedim(0, -1)
+        return run(torch.mm, (left, columns.flatten(1)), {}).unflatten(1, columns.shape[1:]).movedim(-1, 0)
+    return run(torch.matmul, (physical(left), right), {}) if _only_batched(arguments, "input") else NotImplemented
+
+
+@leaves(torch._grouped_mm, "transformers::grouped_mm_fallback")
+def product_by_expert(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Rows (s, i), those of one expert after those of another, each expert up to its offset, times its matrix (i, o).
+
+    An expert is given as many rows of each example as it has of the one with most. Those of others among them come back
+    to nobody, so that no gradient arrives there.
+    """
+    given = {name: x for name, x in _named(("rows", "weight", "offs"), args, kwargs).items() if x is not None}
+    if given.keys() != {"rows", "weight", "offs"} or is_wrapped(given["weight"]) or given["rows"].dim() != 2:
+        return NotImplemented
+    rows, ends, weight = _one_for_each(given["rows"], b), _one_for_each(given["offs"], b).long(), given["weight"]
+    begins = F.pad(ends, (1, -1))
+    most = (ends - begins).amax(0).tolist()
+    if not any(most):
+        return NotImplemented
+    numbers = torch.arange(rows.shape[1], device=rows.device).expand(b, -1)
+    taken = torch.cat([begins[:, e : e + 1] + torch.arange(n, device=rows.device) for e, n in enumerate(most)], 1)
+    parts = _picked(rows, taken.clamp(max=rows.shape[1] - 1)).split(most, 1)
+    used = [(x, run(Tensor.__getitem__, (weight, e), {})) for e, x in enumerate(parts) if most[e]]
+    products = [run(torch.matmul, pair, {}) for pair in used]
+    experts = torch.searchsorted(ends, numbers.contiguous(), right=True).clamp(max=len(most) - 1)
+    moved = torch.tensor([0, *most[:-1]], device=rows.device).cumsum(0) - begins
+    return _picked(torch.cat(products, 1), (numbers + moved.gather(1, experts)).clamp(max=sum(most) - 1))
+
+
+def _picked(rows: Tensor, numbers: Tensor) -> Tensor:
+    """Of each example the rows with these numbers, (b, n, ...)."""
+    return rows.gather(1, numbers.unsqueeze(2).expand(-1, -1, rows.shape[2]))
 
 
 _ADDMM = ("input", "mat1", "mat2")
