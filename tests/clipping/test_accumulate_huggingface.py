@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from captured_check import check_exact
 from captured_models import Batch, Model
 from noisette import OneByOneWarning
+from noisette.core.forms import PHYSICAL
 from oracle import example_gradients
 from small_loop import clipped_by
 
@@ -121,11 +122,31 @@ def test_gradient_checkpointing_changes_nothing(name: str) -> None:
     assert_exact(model, FAMILIES[name].batch())
 
 
-def test_a_model_that_selects_labels_is_vectorised() -> None:
-    family = classifier("DebertaV2", relative_attention=True, pos_att_type=["p2c", "c2p"], type_vocab_size=0)
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("DebertaV2", {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "type_vocab_size": 0}),
+        ("Longformer", {"attention_window": 4}),  # it makes tensors as long as a number in a tensor says
+    ],
+)
+def test_models_that_select_by_values_are_vectorised(name: str, settings: dict[str, Any]) -> None:
+    family = classifier(name, **settings)
     with warnings.catch_warnings():
         warnings.simplefilter("error", OneByOneWarning)
         assert_exact(family.make().double(), family.batch())
+
+
+def test_the_rows_of_an_expert_are_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    operation, products = "transformers::grouped_mm_fallback", list[Any]()
+    leave = PHYSICAL[operation]
+    monkeypatch.setitem(PHYSICAL, operation, lambda *given: products.append(leave(*given)) or products[-1])
+    model: Any = language_model("Mixtral", EXPERTS, experts_implementation="eager").make().double()
+    batch = next_words()
+    truth = example_gradients(model, of_the_model, batch).clipped(1e9).vector
+    model.set_experts_implementation("grouped_mm")  # of which torch has none in double precision
+    found = clipped_by(model, 1e9, lambda model, batch: model(**batch).loss, (batch,))
+    torch.testing.assert_close(found, truth, rtol=1e-9, atol=1e-9)
+    assert [type(product) for product in products] == [Tensor] * 4
 
 
 def several(family: Family, b: int) -> Batch:

@@ -146,8 +146,6 @@ class Outer:
             return left * right
         if t * t <= o * i:
             return gram_product(*(torch.bmm(side, side.transpose(1, 2)) for side in (self.left, self.right)))
-        if b == 0:
-            return self.left.new_zeros(0)
         size = examples_at_once(o * i, b * t * (o + i))
         pairs = zip(self.left.split(size), self.right.split(size), strict=True)
         return torch.cat([sums_of_squares(Outer(left, right).explicit()) for left, right in pairs])

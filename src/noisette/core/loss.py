@@ -162,12 +162,6 @@ _DECLARE_PUBLIC = (
 )
 
 
-_REPLACED = (
-    "As load_state_dict(assign=True) replaces those of the model, load with assign=False, or make model, bound and run "
-    "anew; one of another model, as of a teacher, is declared: accumulate(..., public=[tensor])"
-)
-
-
 class OutsideTensors:
     """The tensors from outside that losses have used: each was there before the first batch, and stays as it is.
 
@@ -257,8 +251,7 @@ class OutsideTensors:
                 if self._is_new(tensor) and not self._holds_records(tensor):
                     self.made(tensor)
                     return
-                way_out = _REPLACED if isinstance(tensor, nn.Parameter) else _DECLARE_PUBLIC
-                raise PrivacyError(f"{_described(tensor)}, made after the first batch was drawn. {way_out}")
+                raise PrivacyError(f"{_described(tensor)}, made after the first batch was drawn. {_DECLARE_PUBLIC}")
             if key not in self._known and self._holds_records(tensor):
                 raise PrivacyError(
                     f"{_described(tensor)}, and it holds records of the data set, which a loss may read through its "
@@ -289,10 +282,10 @@ def _memory_of(tensor: Tensor) -> tuple[int, int]:
 
 
 def _described(tensor: Tensor) -> str:
-    kind = type(tensor).__name__.lower()
-    return (
-        f"the loss uses a {kind} of shape {tuple(tensor.shape)} that is neither an argument nor part of the model given"
-    )
+    said = f"the loss uses a tensor of shape {tuple(tensor.shape)} that is neither an argument nor part of the model"
+    if isinstance(tensor, nn.Parameter):
+        said += " that was given (load_state_dict(assign=True) replaces parameters: begin anew, with assign=False)"
+    return said
 
 
 class ModelBuffers:

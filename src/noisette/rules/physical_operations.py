@@ -53,7 +53,8 @@ def row_by_row(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs:
             return NotImplemented  # the first axis of the bias must not meet that of the examples
         if input.dim() == 3 and input.shape[1] == 1:  # the rule is quicker without the axis of one
             return run(func, (), arguments | {"input": input.squeeze(1)}).unsqueeze(1)
-    return _no_view(run(func, (), arguments | {"input": input}))
+    dense = {"sparse": False} if func is F.embedding else {}  # noise is added to every row of the table
+    return _no_view(run(func, (), arguments | {"input": input} | dense))
 
 
 def _no_view(output: Tensor) -> Tensor:
@@ -85,47 +86,28 @@ def product_by_expert(run: Run, b: int, func: Operation, args: tuple[Any, ...], 
     if given.keys() != {"rows", "weight", "offs"} or is_wrapped(given["weight"]) or given["rows"].dim() != 2:
         return NotImplemented
     rows, ends, weight = _one_for_each(given["rows"], b), _one_for_each(given["offs"], b).long(), given["weight"]
-    begins = F.pad(ends, (1, -1))
+    begins, numbers = F.pad(ends, (1, -1)), torch.arange(rows.shape[1], device=rows.device)
     most = (ends - begins).amax(0).tolist()
     if not any(most):
         return NotImplemented
-    numbers = torch.arange(rows.shape[1], device=rows.device).expand(b, -1)
-    taken = torch.cat([begins[:, e : e + 1] + torch.arange(n, device=rows.device) for e, n in enumerate(most)], 1)
-    parts = _picked(rows, taken.clamp(max=rows.shape[1] - 1)).split(most, 1)
+    taken = torch.cat([begins[:, e : e + 1] + numbers[:n] for e, n in enumerate(most)], 1).clamp(max=rows.shape[1] - 1)
+    parts = rows.take_along_dim(taken.unsqueeze(2), 1).split(most, 1)
     used = [(x, run(Tensor.__getitem__, (weight, e), {})) for e, x in enumerate(parts) if most[e]]
-    products = [run(torch.matmul, pair, {}) for pair in used]
-    experts = torch.searchsorted(ends, numbers.contiguous(), right=True).clamp(max=len(most) - 1)
+    products = torch.cat([run(torch.matmul, pair, {}) for pair in used], 1)
+    experts = torch.searchsorted(ends, numbers.repeat(b, 1), right=True).clamp(max=len(most) - 1)
     moved = torch.tensor([0, *most[:-1]], device=rows.device).cumsum(0) - begins
-    return _picked(torch.cat(products, 1), (numbers + moved.gather(1, experts)).clamp(max=sum(most) - 1))
-
-
-def _picked(rows: Tensor, numbers: Tensor) -> Tensor:
-    """Of each example the rows with these numbers, (b, n, ...)."""
-    return rows.gather(1, numbers.unsqueeze(2).expand(-1, -1, rows.shape[2]))
-
-
-_ADDMM = ("input", "mat1", "mat2")
-
-
-@leaves(torch.addmm, Tensor.addmm)
-def sum_with_product(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """bias + x @ W with one matrix W and one bias for all examples."""
-    arguments = _named(_ADDMM, args, kwargs)
-    if not arguments.keys() <= set(_ADDMM) or not _only_batched(arguments, "mat1"):
-        return NotImplemented
-    products = run(torch.matmul, (physical(arguments["mat1"]), arguments["mat2"]), {})
-    return run(torch.add, (products, arguments["input"]), {})
+    places = (numbers + moved.gather(1, experts)).clamp(max=sum(most) - 1)
+    return products.take_along_dim(places.unsqueeze(2), 1)
 
 
 @leaves(torch.einsum)
 def einsum(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """With one more letter for the examples, in front of each operand that depends on them."""
     equation, *operands = args
+    operands = operands[0] if type(operands[0]) in (list, tuple) else operands
     if not isinstance(equation, str) or "->" not in equation or not all(isinstance(x, Tensor) for x in operands):
         return NotImplemented
-    letter = next((letter for letter in ascii_letters if letter not in equation), None)
-    if letter is None:
-        return NotImplemented
+    letter = next(letter for letter in ascii_letters if letter not in equation)
     factors, result = equation.split("->")
     pairs = zip(factors.split(","), operands, strict=True)
     terms = [f"{letter}{term.strip()}" if is_wrapped(x) else term for term, x in pairs]
@@ -180,9 +162,8 @@ def attention(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: 
     axes, mask = arguments["query"].dim(), arguments.get("attn_mask")
     inputs = {name: arguments[name] for name in ("query", "key", "value")}
     sizes = {tensor.shape[0] for tensor in inputs.values()} if axes == 4 else {1}
-    if len({tensor.dim() for tensor in inputs.values()}) > 1 or len(sizes) > 1 or not 2 <= axes <= 4:
-        return NotImplemented
-    if mask is not None and mask.dim() > axes:
+    fits = len({tensor.dim() for tensor in inputs.values()}) == len(sizes) == 1 and 2 <= axes <= 4
+    if not fits or (mask is not None and mask.dim() > axes):
         return NotImplemented
     n = sizes.pop()
     rows = {name: _one_for_each(tensor, b) for name, tensor in inputs.items()}
@@ -257,9 +238,8 @@ def class_loss(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs:
     """
     arguments = _named(_CROSS_ENTROPY, args, kwargs)
     input, target, weight = arguments["input"], arguments["target"], arguments.get("weight")
-    if any(arguments.get(name) is not None for name in ("size_average", "reduce")):
-        return NotImplemented
-    if weight is not None and (is_wrapped(weight) or weight.requires_grad):
+    is_old = any(arguments.get(name) is not None for name in ("size_average", "reduce"))
+    if is_old or (weight is not None and (is_wrapped(weight) or weight.requires_grad)):
         return NotImplemented
     are_of_examples = isinstance(target, Tensor) and is_wrapped(input) and is_wrapped(target)
     if not are_of_examples or input.dim() != 2 or target.dim() > 2:
