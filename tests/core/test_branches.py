@@ -85,6 +85,7 @@ FORMS = [
     lambda m, x: m.f(x) if torch.allclose(x, x + 1e-12) else m.f(-x),
     lambda m, x: m.f(x)[:, len(torch.unique_consecutive((x < 1e3) * x.new_tensor([1, 1, 2, 1]))) :],
     lambda m, x: m.f(x + torch.zeros(4).requires_grad_()),
+    lambda m, x: m.f(x).narrow(1, 0, (x < 1e3).sum() - 1) + x.new_ones((x < 1e3).sum() - 1),
     lambda m, x: m.f(x)[:, torch.arange((x < 1e3).sum() - 2)] + torch.zeros(1, (x < 1e3).sum() - 2),
 ]
 

@@ -59,11 +59,6 @@ def packed(m: Any, x: Tensor, n: Tensor) -> Tensor:
     return padded.square().sum() / lengths.sum() + h.sum()
 
 
-def sized(m: Any, x: Tensor, n: Tensor) -> Tensor:
-    h = m(x.narrow(1, 0, n[0]))
-    return (h + h.new_ones(n[0], 3)).view(n[0] * 3).exp().sum()
-
-
 def packed_by_list(m: Any, x: Tensor, n: Tensor) -> Tensor:
     output, h = m.gru(pack_padded_sequence(x.transpose(0, 1), n.tolist()))
     return pad_packed_sequence(output)[0].exp().sum() + h.sum()
@@ -133,7 +128,7 @@ def of_nothing(m: Any, x: Tensor, mask: Tensor) -> Tensor:
 CASES: dict[Callable[..., Tensor], tuple[Tensor, ...]] = {
     **dict.fromkeys((selected, by_places, written, of_nothing), (VECTORS, MASKS)),
     transcribed: (SEQUENCES, LABELS, LABEL_LENGTHS),
-    **dict.fromkeys((packed, packed_by_list, sized), (SEQUENCES, LENGTHS)),
+    **dict.fromkeys((packed, packed_by_list), (SEQUENCES, LENGTHS)),
     **dict.fromkeys((gradient_penalty, learned_to_learn, learned_by_functions), (VECTORS, VECTORS.flip(0))),
     **dict.fromkeys((second_derivative, adversarial, own_gradient, of_a_leaf), (VECTORS,)),
 }

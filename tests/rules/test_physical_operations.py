@@ -141,7 +141,7 @@ _ends = torch.tensor([[2, 5, 7], [0, 7, 7], [3, 3, 7]])  # of three experts amon
 def linear_forms() -> list[Form]:
     w, b = (4, 6), (4,)
     linear, matmul, addmm, einsum = F.linear, torch.matmul, torch.addmm, torch.einsum
-    products = [matmul, torch.mm, Tensor.matmul, Tensor.mm]
+    products, grouped = [matmul, torch.mm, Tensor.matmul, Tensor.mm], torch._grouped_mm  # pyright: ignore
 
     def by_expert(p: Any, x: Tensor, ends: Tensor) -> Tensor:
         if is_wrapped(x):
@@ -166,8 +166,7 @@ def linear_forms() -> list[Form]:
         Form("matmul, weight on the left", matmul, lambda p, x: matmul(p[0], x), (w,), ((6, 2),), False),
         Form("matmul, stack", matmul, lambda p, x: matmul(x, p[0]), ((5, 6, 4),), ((5, 2, 6),), False),
         Form("sparse matrix", torch.sparse.mm, lambda p, x: torch.sparse.mm(_graph, x @ p[0]), ((6, 4),), ((5, 6),)),
-        Form("sparse matrix by vector", Tensor.matmul, lambda p, x: _graph @ (x * p[0]), ((5,),), ((5,),)),
-        Form("grouped_mm", torch._grouped_mm, by_expert, ((3, 6, 4),), ((7, 6), lambda b: _ends)),
+        Form("experts", grouped, by_expert, ((3, 6, 4),), ((7, 6), lambda b: _ends)),
         Form("addmm", matmul, lambda p, x: addmm(p[0], x, p[1]), (b, (6, 4)), ((2, 6),)),
         Form("Tensor.addmm", matmul, lambda p, x: p[0].addmm(x, mat2=p[1]), (b, (6, 4)), ((1, 6),)),
         Form("einsum", einsum, lambda p, x: einsum("ni,oi->no", x, p[0]), (w,), ((2, 6),)),

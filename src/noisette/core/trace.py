@@ -257,14 +257,14 @@ class Recorder(TorchFunctionMode):
         try:
             output = func(*args, **kwargs)
         except RuntimeError as error:
+            if ".item()" not in str(error):
+                raise
             with self:
-                numbers = (
-                    tree_map_only(Tensor, _as_number, (args, kwargs)) if ".item()" in str(error) else (args, kwargs)
-                )
-            if len(tensors_among(*numbers)) == len(tensors_among(args, kwargs)):
+                given, named = tree_map_only(Tensor, _as_number, (args, kwargs))
+            if len(tensors_among(given, named)) == len(tensors_among(args, kwargs)):
                 raise
             try:
-                return self._inside(func, *numbers, is_shared)
+                return self._inside(func, given, named, is_shared)
             except TypeError:  # it takes no number of Python there
                 raise error from None
         self._check_separate(func, args, kwargs, output)

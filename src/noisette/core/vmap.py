@@ -336,8 +336,7 @@ def _run_once(*arguments: object) -> Iterator[None]:
     yield
 
 
-# In place of the autograd function of a checkpoint.
-_RunOnce = SimpleNamespace(apply=lambda function, preserve_rng_state, *args: function(*args))
+_RunOnce = SimpleNamespace(apply=lambda function, preserve, *args: function(*args))  # in place of a checkpoint's own
 _APPLY = vars(Function)["apply"]  # of Python or of C
 
 

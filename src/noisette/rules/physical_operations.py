@@ -75,13 +75,9 @@ def product(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Ma
     return run(torch.matmul, (physical(left), right), {}) if _only_batched(arguments, "input") else NotImplemented
 
 
-@leaves(torch._grouped_mm, "transformers::grouped_mm_fallback")
+@leaves(torch._grouped_mm, "transformers::grouped_mm_fallback")  # pyright: ignore[reportPrivateImportUsage]
 def product_by_expert(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Rows (s, i), those of one expert after those of another, each expert up to its offset, times its matrix (i, o).
-
-    An expert is given as many rows of each example as it has of the one with most. Those of others among them come back
-    to nobody, so that no gradient arrives there.
-    """
+    """Rows (s, i), each expert's up to its offset, times its matrix (i, o); each example's padded to the most of one."""
     given = {name: x for name, x in _named(("rows", "weight", "offs"), args, kwargs).items() if x is not None}
     if given.keys() != {"rows", "weight", "offs"} or is_wrapped(given["weight"]) or given["rows"].dim() != 2:
         return NotImplemented
@@ -90,6 +86,7 @@ def product_by_expert(run: Run, b: int, func: Operation, args: tuple[Any, ...], 
     most = (ends - begins).amax(0).tolist()
     if not any(most):
         return NotImplemented
+    # Rows of other experts that pad come back to nobody, so that no gradient arrives there.
     taken = torch.cat([begins[:, e : e + 1] + numbers[:n] for e, n in enumerate(most)], 1).clamp(max=rows.shape[1] - 1)
     parts = rows.take_along_dim(taken.unsqueeze(2), 1).split(most, 1)
     used = [(x, run(Tensor.__getitem__, (weight, e), {})) for e, x in enumerate(parts) if most[e]]
@@ -143,10 +140,8 @@ def normalization(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwar
     Batch norm does so where its statistics are fixed.
     """
     arguments = _named(OPERANDS[func], args, kwargs)
-    if func is F.batch_norm:
-        is_separate = not arguments.get("training", False) and arguments.get("running_mean") is not None
-    else:
-        is_separate = arguments.get("running_mean") is None and arguments.get("running_var") is None
+    has_statistics = any(arguments.get(name) is not None for name in ("running_mean", "running_var"))
+    is_separate = has_statistics == (func is F.batch_norm) and not arguments.get("training", False)
     if not is_separate or not _only_batched(arguments, "input") or arguments["input"].dim() < 2:
         return NotImplemented
     return _merged(run, b, func, arguments)
