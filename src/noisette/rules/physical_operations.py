@@ -77,7 +77,7 @@ def product(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Ma
 
 @leaves(torch._grouped_mm, "transformers::grouped_mm_fallback")  # pyright: ignore[reportPrivateImportUsage]
 def product_by_expert(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Rows (s, i), up to its offset those of each expert, times its matrix (i, o); all examples padded to the fullest."""
+    """Rows (s, i), up to its offset those of each expert, times its matrix (i, o); examples padded to the fullest."""
     given = {name: x for name, x in _named(("rows", "weight", "offs"), args, kwargs).items() if x is not None}
     if given.keys() != {"rows", "weight", "offs"} or is_wrapped(given["weight"]) or given["rows"].dim() != 2:
         return NotImplemented
