@@ -67,7 +67,7 @@ class Private:
 
 def by_boundary(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, *, mean: bool = True) -> list[Tensor]:
     private = Private(model, mean=mean)
-    private.boundary.begin_batch(len(x))
+    private.boundary.begin_records(len(x))
     loss(private, x, y).backward()
     try:
         assert all(p.grad is None for p in model.parameters())
@@ -165,7 +165,7 @@ def test_a_model_of_transformers_that_computes_its_loss() -> None:
 def test_a_batch_in_pieces() -> None:
     model, x, y = mlp(), torch.randn(9, 12), torch.randint(0, 3, (9,))
     private = Private(model)
-    private.boundary.begin_batch(9)
+    private.boundary.begin_records(9)
     for rows, labels in zip(x.split(4), y.split(4), strict=True):
         of_two_calls(private, rows, labels).backward()
     assert distance(private.sums(), alone(model, of_two_calls, x, y)) < 1e-10
@@ -214,7 +214,7 @@ def test_a_record_without_a_finite_gradient_adds_nothing() -> None:
 
 def refused(says: str, step: Callable[[Private, Tensor, Tensor], None]) -> None:
     private = Private(mlp())
-    private.boundary.begin_batch(6)
+    private.boundary.begin_records(6)
     with pytest.raises(PrivacyError, match=says):
         step(private, torch.randn(6, 12), torch.randint(0, 3, (6,)))
 
@@ -254,7 +254,7 @@ def test_each_record_belongs_to_its_step_once() -> None:
 def test_a_loss_of_an_earlier_batch_is_refused() -> None:
     private, losses = Private(mlp()), []
     for _ in range(2):
-        private.boundary.begin_batch(6)
+        private.boundary.begin_records(6)
         losses.append(cross_entropy(private, torch.randn(6, 12), torch.randint(0, 3, (6,))))
     with pytest.raises(PrivacyError, match="earlier batch"):
         (losses[0] + losses[1]).backward()
@@ -273,10 +273,10 @@ def returning(what: str) -> nn.Module:
 def test_outputs_without_rows_are_refused() -> None:
     for what, says in (("time first", "transpose it"), ("weight", "on no record")):
         private = Private(returning(what))
-        private.boundary.begin_batch(6)
+        private.boundary.begin_records(6)
         with pytest.raises(PrivacyError, match=says):
             private(torch.randn(6, 12))
     private = Private(returning("rows"))
-    private.boundary.begin_batch(6)
+    private.boundary.begin_records(6)
     scores, scale = private(torch.randn(6, 12))
     assert scores.shape == scale.shape == (6, 3)

@@ -1,5 +1,6 @@
 """Loops written for Opacus: the sums of single examples, one release a step, and what is refused."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -146,6 +147,68 @@ def test_a_batch_in_pieces_is_one_step_by_the_manager(most: int) -> None:
     assert "step" not in vars(optimizer), "the step is that of the optimizer again"
 
 
+class Texts(nn.Module):
+    """The mean of the words' embeddings, padding included, and two scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.scores = nn.Embedding(30, 4), nn.Linear(4, 2)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.scores(self.words(ids).mean(1).tanh())
+
+
+def padded_to_the_longest(batch: list[Any]) -> tuple[Tensor, Tensor]:
+    ids, labels = zip(*batch, strict=True)
+    return nn.utils.rnn.pad_sequence(list(ids), batch_first=True), torch.stack(labels)
+
+
+@pytest.mark.parametrize("edges", [(4, 9), (9,)])
+@pytest.mark.parametrize("most", [None, 2])
+@pytest.mark.usefixtures("little_noise")
+def test_texts_whose_collate_fn_pads_to_the_longest(edges: tuple[int, ...], most: int | None) -> None:
+    torch.manual_seed(0)
+    texts = [(torch.randint(1, 30, (length,)), torch.tensor(length % 2)) for length in (3, 9, 2, 5, 4, 7)]
+    model, padded = Texts(), noisette.PaddedBuckets(texts, edges)
+    before = copy.deepcopy(model)
+
+    def made(records: Any) -> Any:
+        return private(model, texts, data_loader=DataLoader(records, len(texts), collate_fn=padded_to_the_longest))
+
+    with pytest.raises(ValueError, match=r"noisette\.PaddedBuckets\(dataset.*Opacus loop.*max_physical_batch_size=1"):
+        next(iter(made(texts)[-1]))
+    noisette.close_run(model)
+    engine, wrapped, optimizer, loader = made(padded)
+    if most is not None:
+        loader = BatchMemoryManager(data_loader=loader, max_physical_batch_size=most, optimizer=optimizer).__enter__()
+    scheduler, pieces = torch.optim.lr_scheduler.StepLR(optimizer, 1), 0
+    for ids, labels in loader:
+        assert ids.shape[1] in edges
+        optimizer.zero_grad()
+        F.cross_entropy(wrapped(ids), labels).backward()
+        optimizer.step()
+        pieces += 1
+    scheduler.step()
+    assert (pieces, engine._run.steps_taken, len(loader)) == ({None: len(edges), 2: 4 - (len(edges) == 1)}[most], 1, 1)
+    alone = [clipped_sum(before, mean, padded_to_the_longest([record]), C).vector for record in padded]  # type: ignore[arg-type]
+    found = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    torch.testing.assert_close(found.double(), sum(alone) / len(texts), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:Seems like")
+def test_a_learning_rate_that_follows_the_number_of_pieces_is_refused() -> None:
+    _, wrapped, optimizer, loader = private(net(), data())
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    pieces = BatchMemoryManager(data_loader=loader, max_physical_batch_size=4, optimizer=optimizer).__enter__()
+    begun = iter(pieces)
+    x, y = next(begun)
+    F.cross_entropy(wrapped(x), y).backward()
+    optimizer.step()
+    scheduler.step()
+    with pytest.raises(PrivacyError, match="changed between two pieces"):
+        next(begun)
+
+
 def test_the_names_that_scripts_read(tmp_path: Any) -> None:
     records, model = data(40), net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -164,16 +227,23 @@ def test_the_names_that_scripts_read(tmp_path: Any) -> None:
     engine.save_checkpoint(path=tmp_path / "run", module=wrapped, optimizer=optimizer)
     assert engine.accountant.get_epsilon(delta=1e-3) == engine.get_epsilon(1e-3)
     engine._begun.close()
-    again = net()
-    resumed = noisette.PrivateRun.resume(
-        tmp_path / "run", noisette.PerExampleClip(again, C), torch.optim.SGD(again.parameters(), lr=0.1), records
-    )
-    assert resumed.steps_taken == 10
+    again, other = net(), PrivacyEngine(ledger=tmp_path / "ledger.jsonl")
+    _, wrapped_again, optimizer, loader = private(again, records, engine=other, batch_size=4, noise_multiplier=9.0)
+    other.load_checkpoint(path=tmp_path / "run", module=wrapped_again, optimizer=optimizer)
+    assert (other._begun.steps_taken, optimizer.noise_multiplier) == (10, 1.5)
     assert all(torch.equal(p, q) for p, q in zip(again.parameters(), model.parameters(), strict=True))
-    resumed.close()
-    with pytest.raises(ValueError, match="ledger is in memory"):
+    for x, y in loader:
+        F.cross_entropy(wrapped_again(x), y).backward()
+        optimizer.step()
+    assert other._begun.steps_taken == 20
+    assert other.get_epsilon(1e-3) > engine.get_epsilon(1e-3)
+    with pytest.raises(PrivacyError, match="taken 20 steps"):
+        other.load_checkpoint(path=tmp_path / "run")
+    with pytest.raises(ValueError, match=r"ledger is in memory.*PrivacyEngine, ledger=PATH"):
         private(net(), records)[0].save_checkpoint(path=tmp_path / "other")
     assert isinstance(DPLSTM(2, 3), nn.LSTM)
+    with pytest.raises(TypeError, match=r"torch\.save\(model\.state_dict\(\)"):
+        torch.save(wrapped, tmp_path / "model.pt")
 
 
 def test_a_generator_learns_from_the_released_discriminator() -> None:

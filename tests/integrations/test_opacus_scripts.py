@@ -175,15 +175,42 @@ def test_dcgan() -> None:
     assert engine.accountant.get_epsilon(delta=1e-3) > 0
 
 
-def test_a_part_of_the_model_that_is_called_by_itself_is_refused_at_the_step() -> None:
+@pytest.mark.parametrize(
+    "beside",
+    [
+        lambda wrapped, x: wrapped.conv1(x).square().mean(),
+        lambda wrapped, _: 1e-3 * sum(p.pow(2).sum() for p in wrapped.parameters()),
+    ],
+)
+def test_a_loss_beside_that_of_the_whole_model_is_refused_at_the_step(beside: Any) -> None:
     model: Any = SampleConvNet()
-    records = TensorDataset(torch.randn(N, 1, 28, 28), torch.randint(0, 3, (N,)))
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader: Any = DataLoader(records, batch_size=N)
+    loader: Any = DataLoader(images(), batch_size=N)
     wrapped, optimizer, loader = PrivacyEngine().make_private(
         module=model, optimizer=optimizer, data_loader=loader, **PRIVATE
     )
     x, y = next(iter(loader))
-    (F.cross_entropy(wrapped(x), y) + wrapped.conv1(x).square().mean()).backward()
-    with pytest.raises(noisette.PrivacyError, match="holds a gradient that is not private"):
+    (F.cross_entropy(wrapped(x), y) + beside(wrapped, x)).backward()
+    with pytest.raises(noisette.PrivacyError, match=r"not private.*outputs of the whole model alone.*weight_decay"):
         optimizer.step()
+
+
+def test_layers_that_are_unfrozen_are_trained_by_another_run() -> None:
+    model: Any = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    model[0].requires_grad_(False)
+    optimizer, engine = torch.optim.SGD(model.parameters(), lr=0.1), PrivacyEngine()
+    loader: Any = DataLoader(TensorDataset(torch.randn(N, 4), torch.randint(0, 2, (N,))), batch_size=N)
+    made: Any = {"module": model, "optimizer": optimizer, "data_loader": loader, **PRIVATE}
+    wrapped, _, batches = engine.make_private(**made)
+    model[0].requires_grad_(True)
+    for x, y in batches:
+        F.cross_entropy(wrapped(x), y).backward()
+        with pytest.raises(noisette.PrivacyError, match=r"close_run\(model\).*make_private\(\)"):
+            optimizer.step()
+        break
+    noisette.close_run(model)
+    wrapped, _, batches = engine.make_private(**made)
+    for x, y in batches:
+        F.cross_entropy(wrapped(x), y).backward()
+        optimizer.step()
+    assert model[0].weight.grad is not None

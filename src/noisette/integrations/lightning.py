@@ -517,7 +517,7 @@ class LightningRun:
         """Draw a batch and give it to a ``training_step`` that calls ``backward`` and steps the optimizer itself."""
         assert self.boundary is not None
         _, batch = self._next()
-        self.boundary.begin_batch(len(batch.indices))
+        self.boundary.begin_records(len(batch.indices))
         if not len(batch.indices):  # the release is noise alone, and is made all the same
             module.optimizers().step()
             return
