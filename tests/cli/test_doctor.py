@@ -104,6 +104,7 @@ def test_an_mlp_is_accepted_with_its_rules_and_cost(doctor):
     assert "a plain one" in shown.output
     assert "It ran as one graph of" in shown.output
     assert "Accepted: its loss vectorises." in shown.output
+    assert "train --model patients:mlp would call it with (shape of an example, number" in shown.output
 
 
 def test_batch_norm_is_refused_and_each_remedy_works(doctor):

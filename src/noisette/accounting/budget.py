@@ -34,6 +34,8 @@ def check_numbers(
 
 
 def _check_budget_is_complete(epsilon: Given, noise_multiplier: Given, delta: Given) -> None:
+    if epsilon == math.inf or noise_multiplier == 0:
+        raise ValueError("to debug without noise, on public records, give noise_multiplier=1e-9 and no epsilon")
     if epsilon is None and noise_multiplier is None:
         raise ValueError("expected epsilon, noise_multiplier or both, got neither")
     if epsilon is not None and delta is None:

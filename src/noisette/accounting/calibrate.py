@@ -278,7 +278,8 @@ def schedule(
         assert public_size is not None
         sampling_rate = expected_batch_size / public_size
         if sampling_rate > 1:
-            raise ValueError(f"expected a batch of at most all {public_size} records, got {expected_batch_size}")
+            sizes = f"a batch of {expected_batch_size} is larger than the declared size of {public_size} records"
+            raise ValueError(f"{sizes}: declare the size that is known, or take smaller batches")
     if steps is None:
         assert epochs is not None
         steps = max(1, round(epochs / sampling_rate))
