@@ -1,6 +1,7 @@
 """Private fits of tables: what they learn, what they state, and what they must not read."""
 
 import tomllib
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from sklearn import config_context
 from sklearn.base import clone
+from sklearn.datasets import load_diabetes
 from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
@@ -124,6 +126,17 @@ def test_clones_write_to_the_same_ledger() -> None:
 def test_noise_that_hides_everything_is_warned_of() -> None:
     with pytest.warns(UserWarning, match="noise hides what there is to learn.*noisette plan"):
         classifier(epsilon=1e-3, epochs=0.6).fit(X, Y)
+
+
+def test_a_number_of_few_rows_is_predicted_better_than_by_a_constant_or_warned_of() -> None:
+    rows, numbers = load_diabetes(return_X_y=True)
+    public: dict[str, Any] = {"size": 442, "bounds": (-0.2, 0.2), "target_bounds": (0, 350)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scores = [PrivateRegressor(epsilon=1, **public).fit(rows, numbers).score(rows, numbers) for _ in range(3)]
+    assert np.median(scores) > 0.1
+    with pytest.warns(UserWarning, match="use more rows, a larger epsilon"):
+        PrivateRegressor(epsilon=0.3, **public).fit(rows, numbers)
 
 
 def test_a_network_has_its_first_weights_from_random_state() -> None:
