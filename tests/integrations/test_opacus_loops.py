@@ -1,6 +1,5 @@
 """Loops written for Opacus: the sums of single examples, one release a step, and what is refused."""
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -130,67 +129,37 @@ def test_all_problems_at_once() -> None:
         PrivacyEngine().get_epsilon(1e-5)
 
 
-@pytest.mark.parametrize("most", [4, 100])
-@pytest.mark.usefixtures("little_noise")
-def test_a_batch_in_pieces_is_one_step_by_the_manager(most: int) -> None:
-    records, model = data(), net()
-    engine, wrapped, optimizer, loader = private(model, records)
-    pieces = 0
-    with BatchMemoryManager(data_loader=loader, max_physical_batch_size=most, optimizer=optimizer) as safe_loader:
-        for x, y in safe_loader:
-            optimizer.zero_grad()
-            F.cross_entropy(wrapped(x), y).backward()
-            optimizer.step()
-            pieces += 1
-    assert (pieces, engine._run.steps_taken) == (-(-B // most), 1)
-    assert_mean(model, records, mean)
-    assert "step" not in vars(optimizer), "the step is that of the optimizer again"
-
-
-class Texts(nn.Module):
-    """The mean of the words' embeddings, padding included, and two scores."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.scores = nn.Embedding(30, 4), nn.Linear(4, 2)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.scores(self.words(ids).mean(1).tanh())
-
-
 def padded_to_the_longest(batch: list[Any]) -> tuple[Tensor, Tensor]:
     ids, labels = zip(*batch, strict=True)
     return nn.utils.rnn.pad_sequence(list(ids), batch_first=True), torch.stack(labels)
 
 
 @pytest.mark.parametrize("edges", [(4, 9), (9,)])
-@pytest.mark.parametrize("most", [None, 2])
+@pytest.mark.parametrize("most", [100, 2])
 @pytest.mark.usefixtures("little_noise")
-def test_texts_whose_collate_fn_pads_to_the_longest(edges: tuple[int, ...], most: int | None) -> None:
-    torch.manual_seed(0)
+def test_texts_that_are_padded_to_the_longest_in_whole_batches_and_in_pieces(edges: Any, most: int) -> None:
     texts = [(torch.randint(1, 30, (length,)), torch.tensor(length % 2)) for length in (3, 9, 2, 5, 4, 7)]
-    model, padded = Texts(), noisette.PaddedBuckets(texts, edges)
-    before = copy.deepcopy(model)
+    model, padded = nn.Sequential(nn.EmbeddingBag(30, 4), nn.Linear(4, 2)), noisette.PaddedBuckets(texts, edges)
+    alone = [clipped_sum(model, mean, padded_to_the_longest([record]), C).vector for record in padded]  # type: ignore[arg-type]
 
     def made(records: Any) -> Any:
-        return private(model, texts, data_loader=DataLoader(records, len(texts), collate_fn=padded_to_the_longest))
+        return private(model, texts, data_loader=DataLoader(records, len(texts), collate_fn=padded_to_the_longest))  # type: ignore[arg-type]
 
     with pytest.raises(ValueError, match=r"noisette\.PaddedBuckets\(dataset.*Opacus loop.*max_physical_batch_size=1"):
         next(iter(made(texts)[-1]))
     noisette.close_run(model)
     engine, wrapped, optimizer, loader = made(padded)
-    if most is not None:
-        loader = BatchMemoryManager(data_loader=loader, max_physical_batch_size=most, optimizer=optimizer).__enter__()
-    scheduler, pieces = torch.optim.lr_scheduler.StepLR(optimizer, 1), 0
-    for ids, labels in loader:
-        assert ids.shape[1] in edges
-        optimizer.zero_grad()
-        F.cross_entropy(wrapped(ids), labels).backward()
-        optimizer.step()
-        pieces += 1
-    scheduler.step()
-    assert (pieces, engine._run.steps_taken, len(loader)) == ({None: len(edges), 2: 4 - (len(edges) == 1)}[most], 1, 1)
-    alone = [clipped_sum(before, mean, padded_to_the_longest([record]), C).vector for record in padded]  # type: ignore[arg-type]
+    with BatchMemoryManager(data_loader=loader, max_physical_batch_size=most, optimizer=optimizer) as in_pieces:
+        shapes = []
+        for ids, labels in in_pieces if most < 100 else loader:
+            optimizer.zero_grad()
+            mean(wrapped, ids, labels).backward()
+            optimizer.step()
+            shapes.append(tuple(ids.shape))
+    assert shapes == {(100, (4, 9)): [(3, 4), (3, 9)], (100, (9,)): [(6, 9)], (2, (9,)): [(2, 9)] * 3}.get(
+        (most, edges), [(2, 4), (1, 4), (2, 9), (1, 9)]
+    )
+    assert (engine._run.steps_taken, len(in_pieces), "step" in vars(optimizer)) == (1, 1, False)
     found = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
     torch.testing.assert_close(found.double(), sum(alone) / len(texts), rtol=1e-4, atol=1e-6)
 
@@ -198,15 +167,42 @@ def test_texts_whose_collate_fn_pads_to_the_longest(edges: tuple[int, ...], most
 @pytest.mark.filterwarnings("ignore:Seems like")
 def test_a_learning_rate_that_follows_the_number_of_pieces_is_refused() -> None:
     _, wrapped, optimizer, loader = private(net(), data())
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    pieces = BatchMemoryManager(data_loader=loader, max_physical_batch_size=4, optimizer=optimizer).__enter__()
-    begun = iter(pieces)
-    x, y = next(begun)
-    F.cross_entropy(wrapped(x), y).backward()
+    scheduler, loader.most = torch.optim.lr_scheduler.StepLR(optimizer, 1), 4
+    pieces = iter(loader)
+    mean(wrapped, *next(pieces)).backward()
     optimizer.step()
     scheduler.step()
     with pytest.raises(PrivacyError, match="changed between two pieces"):
-        next(begun)
+        next(pieces)
+
+
+Beside = Callable[[Any, Tensor], Any]
+a_part: Beside = lambda wrapped, x: wrapped[0](x).square().mean()  # noqa: E731
+a_penalty: Beside = lambda wrapped, x: 1e-3 * sum(p.pow(2).sum() for p in wrapped.parameters())  # noqa: E731
+
+
+@pytest.mark.parametrize("beside", [a_part, a_penalty])
+def test_a_loss_beside_that_of_the_whole_model_is_refused_at_the_step(beside: Beside) -> None:
+    _, wrapped, optimizer, loader = private(net(), data())
+    x, y = next(iter(loader))
+    (mean(wrapped, x, y) + beside(wrapped._module, x)).backward()
+    with pytest.raises(PrivacyError, match=r"not private.*outputs of the whole model alone.*weight_decay"):
+        optimizer.step()
+
+
+def test_layers_that_are_unfrozen_are_trained_by_another_run() -> None:
+    model, engine = net(), PrivacyEngine()
+    model[0].requires_grad_(False)
+    _, wrapped, optimizer, loader = private(model, data(), engine=engine)
+    mean(wrapped, *next(iter(loader))).backward()
+    model[0].requires_grad_(True)
+    with pytest.raises(PrivacyError, match=r"close_run\(model\).*make_private\(\)"):
+        optimizer.step()
+    noisette.close_run(model)
+    _, wrapped, optimizer, loader = private(model, data(), engine=engine)
+    mean(wrapped, *next(iter(loader))).backward()
+    optimizer.step()
+    assert model[0].weight.grad is not None
 
 
 def test_the_names_that_scripts_read(tmp_path: Any) -> None:

@@ -7,6 +7,7 @@ import copy
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -103,24 +104,22 @@ class PrivacyEngine:
         clip = PerExampleClip(module, clipping=_CLIPPING[clipping](max_grad_norm), capture="eager")
         boundary = Boundary(clip, optimizer, mean=loss_reduction == "mean")
         batch_size = data_loader.batch_size or 1
+        alike: dict[str, Any] = {"optimizer": optimizer, "dataset": data_loader.dataset, "ledger": self._ledger}
+        alike |= {"accountant": self._accountant, "collate_fn": data_loader.collate_fn}
         try:
             run = self._run = privatize(
                 clip,
-                optimizer,
-                data_loader.dataset,
+                **alike,
                 expected_batch_size=batch_size,
                 public_size=public_size,
                 noise_multiplier=noise_multiplier,
-                ledger=self._ledger,
-                accountant=self._accountant,
-                collate_fn=data_loader.collate_fn,
                 **(budget or {"steps": _MOST_STEPS}),  # type: ignore[arg-type]
             )
         except BaseException:
             boundary.close()
             raise
         vars(optimizer).update(max_grad_norm=max_grad_norm, expected_batch_size=batch_size)
-        self._loader = PoissonLoader(run, boundary, data_loader)
+        self._loader, self._resume = PoissonLoader(run, boundary, data_loader), partial(PrivateRun.resume, **alike)
         model = PrivateModule(run.bound.model, boundary)
         return (model, optimizer, *([criterion] if "ghost" in grad_sample_mode else []), self._loader)
 
@@ -153,27 +152,17 @@ class PrivacyEngine:
         self._begun.save(path)
 
     def load_checkpoint(self, *, path: Path | str, module: Any = None, optimizer: Any = None) -> None:
-        """Go on with a saved run, after :meth:`make_private` with the same arguments and before the first batch.
+        """Go on with a saved run, right after :meth:`make_private` with the same arguments, of an engine of its ledger.
 
-        Model, optimizer and loader continue with the weights, the noise and the steps that are left; the errors are
-        those of :meth:`noisette.PrivateRun.resume`.
+        Model, optimizer and loader continue with its weights, noise and steps; the errors are those of
+        :meth:`noisette.PrivateRun.resume`.
         """
-        if (begun := self._begun).steps_spent:
-            taken = f"this run has taken {begun.steps_spent} steps"
-            raise PrivacyError(f"load a checkpoint before the first batch, right after make_private: {taken}")
-        begun.close()
-        assert isinstance(begun.bound, PerExampleClip), "made above"
-        clip = PerExampleClip(begun.bound.model, clipping=begun.bound.clipping, capture="eager")
-        in_memory = isinstance(self._ledger, Ledger) and self._ledger.path is None
-        self._run = PrivateRun.resume(
-            path,
-            clip,
-            begun.optimizer,
-            self._loader.dataset,
-            accountant=self._accountant,
-            ledger=None if in_memory else self._ledger,  # unless given, the one that the checkpoint names
-            collate_fn=self._loader.collate_fn,
-        )
+        if taken := self._begun.steps_spent:
+            raise PrivacyError(f"load a checkpoint right after make_private: this run has taken {taken} steps")
+        self._begun.close()
+        closed = self._loader.boundary.clip
+        clip = PerExampleClip(closed.model, clipping=closed.clipping, capture="eager")
+        self._run = self._resume(path, clip)
         self._loader.follow(self._run, clip)
 
 
@@ -214,14 +203,12 @@ class PoissonLoader:
     """
 
     def __init__(self, run: PrivateRun, boundary: Boundary, loader: DataLoader[Any]) -> None:
-        self.dataset, self.batch_size, self.collate_fn = loader.dataset, loader.batch_size, loader.collate_fn
-        self.most = WHOLE
-        self._boundary = boundary
+        self.dataset, self.batch_size, self.most, self.boundary = loader.dataset, loader.batch_size, WHOLE, boundary
         self.follow(run, boundary.clip)
 
     def follow(self, run: PrivateRun, clip: PerExampleClip) -> None:
         """Give the batches of this run, whose bound is ``clip``."""
-        self._boundary.run, self._boundary.clip = run, clip
+        self.boundary.run, self.boundary.clip = run, clip
         self._optimizer, self._batches, self.sample_rate = run.optimizer, run.batches(), run.sampling_rate
         vars(run.optimizer)["noise_multiplier"] = run.noise_multiplier
         self._steps = math.ceil(1 / run.sampling_rate * (1 - 1e-12))
@@ -237,7 +224,7 @@ class PoissonLoader:
                     warn("all steps of the run were taken, so no batch is left: declare as many epochs as are trained")
                 return
             if not len(batch.indices):  # the release is noise alone, and is made all the same
-                self._boundary.begin_records(0)
+                self.boundary.begin_records(0)
                 self._optimizer.step()
                 self._optimizer.zero_grad()
                 continue
@@ -245,13 +232,13 @@ class PoissonLoader:
             for piece in batch.microbatches(self.most):
                 count = batch.current or 0
                 left -= count
-                self._boundary.begin_records(count)
+                self.boundary.begin_records(count)
                 if not left:
                     yield piece
                     break
                 with _steps_left_out(self._optimizer):
                     yield piece
-                self._boundary.end_records()
+                self.boundary.end_records()
 
 
 @contextmanager
@@ -272,15 +259,11 @@ def _steps_left_out(optimizer: Optimizer) -> Iterator[None]:
         )
 
 
-class BatchMemoryManager:
-    """Takes each batch in pieces of at most ``max_physical_batch_size`` records, with arguments as in Opacus."""
-
-    def __init__(self, *, data_loader: PoissonLoader, max_physical_batch_size: int, optimizer: Optimizer) -> None:
-        self._loader = copy.copy(data_loader)
-        self._loader.most = max_physical_batch_size
-
-    def __enter__(self) -> PoissonLoader:
-        return self._loader
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing to do."""
+@contextmanager
+def BatchMemoryManager(  # noqa: N802 - the name in Opacus
+    *, data_loader: PoissonLoader, max_physical_batch_size: int, optimizer: Optimizer
+) -> Iterator[PoissonLoader]:
+    """The loader, with each batch in pieces of at most ``max_physical_batch_size`` records."""
+    in_pieces = copy.copy(data_loader)
+    in_pieces.most = max_physical_batch_size
+    yield in_pieces
