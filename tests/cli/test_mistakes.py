@@ -35,10 +35,7 @@ COMMANDS = {
     "train --data rows.csv --columns broken.toml --batch-norm public": ("broken.toml", "name their set"),
     f"{OWN} bad.csv --class-weights no=1,ja=2 --delta 0.5": ("'ja' is no class", "delta=0.5"),
     "train --data rows.csv --columns small.toml --delta 2": ("size: expected at least 1, got -4", "delta=2"),
-    f"{OWN} bad.csv --batch-size 99 --model os:sep": (
-        "99 is larger than the declared size of 60",
-        "os:sep is of type str",
-    ),
+    f"{OWN} bad.csv --batch-size 99 --model os:sep": ("99 exceeds the declared size of 60", "os:sep is of type str"),
     f"{OWN} bad.csv --epsilon 0 --batch-size 0": ("epsilon=0", "batch_size=0"),
     f"{OWN} bad.csv --test bad.csv": ("bad.csv", "in row 3"),
     "train recipe.toml --epochs z --model nope": (

@@ -212,43 +212,33 @@ def test_a_record_without_a_finite_gradient_adds_nothing() -> None:
     assert distance(by_boundary(model, cross_entropy, x, y), alone(model, cross_entropy, x[kept], y[kept])) < 1e-10
 
 
-def refused(says: str, step: Callable[[Private, Tensor, Tensor], None]) -> None:
+def backward(private: Private, *pieces: tuple[Tensor, Tensor]) -> None:
+    for rows, labels in pieces:
+        cross_entropy(private, rows, labels).backward()
+
+
+REFUSED: dict[str, Callable[[Private, Tensor, Tensor], Any]] = {
+    "with 12 rows, where 6 records of the batch are left": lambda private, x, y: backward(
+        private, (torch.cat([x, x.flip(1)]), torch.cat([y, y]))
+    ),
+    "4 rows, where 2 records of the batch are left": lambda private, x, y: backward(private, *[(x[:4], y[:4])] * 2),
+    "after a call with": lambda private, x, y: (
+        cross_entropy(private, x, y) + cross_entropy(private, x[:2], y[:2])
+    ).backward(),
+    "no gradient of 2 records": lambda private, x, y: (backward(private, (x[:4], y[:4])), private.sums()),
+    "no gradient of 3 records": lambda private, x, y: (
+        F.cross_entropy(torch.cat([private(x[:3]), private(x[3:])]), y).backward(),
+        private.sums(),
+    ),
+}
+
+
+@pytest.mark.parametrize("says", REFUSED)
+def test_each_record_belongs_to_its_step_once(says: str) -> None:
     private = Private(mlp())
     private.boundary.begin_records(6)
     with pytest.raises(PrivacyError, match=says):
-        step(private, torch.randn(6, 12), torch.randint(0, 3, (6,)))
-
-
-def test_views_of_a_record_are_several_calls() -> None:
-    def joined(private: Private, x: Tensor, y: Tensor) -> None:
-        F.cross_entropy(private(torch.cat([x, x.flip(1)])), torch.cat([y, y])).backward()
-
-    refused("with 12 rows, where 6 records of the batch are left", joined)
-
-
-def test_each_record_belongs_to_its_step_once() -> None:
-    def twice(private: Private, x: Tensor, y: Tensor) -> None:
-        for rows, labels in ((x[:4], y[:4]), (x[:4], y[:4])):
-            cross_entropy(private, rows, labels).backward()
-
-    refused("4 rows, where 2 records of the batch are left", twice)
-
-    def uneven(private: Private, x: Tensor, y: Tensor) -> None:
-        (cross_entropy(private, x, y) + cross_entropy(private, x[:2], y[:2])).backward()
-
-    refused("after a call with", uneven)
-
-    def too_few(private: Private, x: Tensor, y: Tensor) -> None:
-        cross_entropy(private, x[:4], y[:4]).backward()
-        private.sums()
-
-    refused("no gradient of 2 records", too_few)
-
-    def halves(private: Private, x: Tensor, y: Tensor) -> None:
-        F.cross_entropy(torch.cat([private(x[:3]), private(x[3:])]), y).backward()
-        private.sums()
-
-    refused("no gradient of 3 records", halves)
+        REFUSED[says](private, torch.randn(6, 12), torch.randint(0, 3, (6,)))
 
 
 def test_a_loss_of_an_earlier_batch_is_refused() -> None:

@@ -236,9 +236,8 @@ class GaussianRelease:
         if others:
             raise PrivacyError(
                 f".grad of {first_few(others)} holds a gradient that is not private: loss.backward() was called, or "
-                ".grad was set. Give one example's loss to run.accumulate(loss, *batch); in an Opacus loop let the "
-                "loss depend on outputs of the whole model alone. A penalty on weights is the optimizer's "
-                "weight_decay. Then call optimizer.zero_grad()"
+                ".grad was set. Call optimizer.zero_grad(); give one example's loss to run.accumulate(loss, *batch); "
+                "in an Opacus loop take outputs of the whole model alone. A penalty on weights is weight_decay"
             )
 
 

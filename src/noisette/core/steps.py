@@ -346,8 +346,7 @@ class DpSgd:
                 raise PrivacyError(
                     "the optimizer and the bound have different parameters since the run began:\n  "
                     + "\n  ".join(problems)
-                    + "\nEnd this run by noisette.close_run(model), and begin another with the same ones in both: by "
-                    "noisette.privatize() on the same ledger, or make_private() of the same PrivacyEngine"
+                    + "\nEnd this run by noisette.close_run(model), and begin another on its ledger, as by make_private"
                 )
             self._end_batch()
             # The accounting comes first: a release that fails half-way counts, and its noise is never drawn again.

@@ -438,8 +438,6 @@ class LightningRun:
             run = self._new(clip, optimizer, trainer, folder) if self._saved is None else self._resumed(clip, trainer)
         except BaseException:
             clip.close()
-            if boundary is not None:
-                boundary.close()
             raise
         self._run, self._saved, self._told, self.boundary = run, None, self._numbers(trainer), boundary
         if boundary is not None:

@@ -106,18 +106,14 @@ class PrivacyEngine:
         batch_size = data_loader.batch_size or 1
         alike: dict[str, Any] = {"optimizer": optimizer, "dataset": data_loader.dataset, "ledger": self._ledger}
         alike |= {"accountant": self._accountant, "collate_fn": data_loader.collate_fn}
-        try:
-            run = self._run = privatize(
-                clip,
-                **alike,
-                expected_batch_size=batch_size,
-                public_size=public_size,
-                noise_multiplier=noise_multiplier,
-                **(budget or {"steps": _MOST_STEPS}),  # type: ignore[arg-type]
-            )
-        except BaseException:
-            boundary.close()
-            raise
+        run = self._run = privatize(
+            clip,
+            **alike,
+            expected_batch_size=batch_size,
+            public_size=public_size,
+            noise_multiplier=noise_multiplier,
+            **(budget or {"steps": _MOST_STEPS}),  # type: ignore[arg-type]
+        )
         vars(optimizer).update(max_grad_norm=max_grad_norm, expected_batch_size=batch_size)
         self._loader, self._resume = PoissonLoader(run, boundary, data_loader), partial(PrivateRun.resume, **alike)
         model = PrivateModule(run.bound.model, boundary)
