@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
-import noisette
-from noisette import PrivacyError
+from noisette import PaddedBuckets, PrivacyError, close_run
 from noisette.integrations.opacus import DPLSTM, BatchMemoryManager, PrivacyEngine
 from oracle import clipped_sum
 
@@ -139,7 +138,7 @@ def padded_to_the_longest(batch: list[Any]) -> tuple[Tensor, Tensor]:
 @pytest.mark.usefixtures("little_noise")
 def test_texts_that_are_padded_to_the_longest_in_whole_batches_and_in_pieces(edges: Any, most: int) -> None:
     texts = [(torch.randint(1, 30, (length,)), torch.tensor(length % 2)) for length in (3, 9, 2, 5, 4, 7)]
-    model, padded = nn.Sequential(nn.EmbeddingBag(30, 4), nn.Linear(4, 2)), noisette.PaddedBuckets(texts, edges)
+    model, padded = nn.Sequential(nn.EmbeddingBag(30, 4), nn.Linear(4, 2)), PaddedBuckets(texts, edges)
     alone = [clipped_sum(model, mean, padded_to_the_longest([record]), C).vector for record in padded]  # type: ignore[arg-type]
 
     def made(records: Any) -> Any:
@@ -147,7 +146,7 @@ def test_texts_that_are_padded_to_the_longest_in_whole_batches_and_in_pieces(edg
 
     with pytest.raises(ValueError, match=r"noisette\.PaddedBuckets\(dataset.*Opacus loop.*max_physical_batch_size=1"):
         next(iter(made(texts)[-1]))
-    noisette.close_run(model)
+    close_run(model)
     engine, wrapped, optimizer, loader = made(padded)
     with BatchMemoryManager(data_loader=loader, max_physical_batch_size=most, optimizer=optimizer) as in_pieces:
         shapes = []
@@ -198,7 +197,7 @@ def test_layers_that_are_unfrozen_are_trained_by_another_run() -> None:
     model[0].requires_grad_(True)
     with pytest.raises(PrivacyError, match=r"close_run\(model\).*make_private"):
         optimizer.step()
-    noisette.close_run(model)
+    close_run(model)
     _, wrapped, optimizer, loader = private(model, data(), engine=engine)
     mean(wrapped, *next(iter(loader))).backward()
     optimizer.step()

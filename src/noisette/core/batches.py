@@ -11,9 +11,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import torch
 
-from noisette import errors as checks
 from noisette.core.noise import SecretKey
-from noisette.errors import PrivacyError
+from noisette.errors import PrivacyError, count, probability
 
 DENSEST = 1 / 16  # from this rate on a word for each record takes less time than gaps
 _MOST_AT_ONCE = 2**17  # words; those of a batch and a few more unless it is larger
@@ -105,7 +104,7 @@ class PoissonSampler:
     key: SecretKey
 
     def __post_init__(self) -> None:
-        checks.probability(sampling_rate=self.sampling_rate)
+        probability(sampling_rate=self.sampling_rate)
 
     def indices(self, *, step: int) -> np.ndarray:
         if self.sampling_rate < DENSEST:
@@ -168,7 +167,7 @@ class MicrobatchSize:
 
     def __init__(self, size: int) -> None:
         if type(size) is not int or size < 1:
-            checks.count(size=size)
+            count(size=size)
         self.now = size
 
     def in_bucket(self, bucket: int) -> MicrobatchSize:

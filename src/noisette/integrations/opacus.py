@@ -11,8 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-import torch
-from torch import nn
+from torch import Generator, nn
 from torch.optim.optimizer import Optimizer
 from torch.utils.data import DataLoader, SubsetRandomSampler, WeightedRandomSampler
 
@@ -64,7 +63,7 @@ class PrivacyEngine:
         loss_reduction: str = "mean",
         poisson_sampling: bool = True,
         clipping: str = "flat",
-        noise_generator: torch.Generator | None = None,
+        noise_generator: Generator | None = None,
         grad_sample_mode: str = "hooks",
         criterion: Any = None,
         **budget: float,
@@ -148,10 +147,9 @@ class PrivacyEngine:
         self._begun.save(path)
 
     def load_checkpoint(self, *, path: Path | str, module: Any = None, optimizer: Any = None) -> None:
-        """Go on with a saved run, right after :meth:`make_private` with the same arguments, of an engine of its ledger.
+        """Go on with a saved run, right after :meth:`make_private` with the same arguments and ledger.
 
-        Model, optimizer and loader continue with its weights, noise and steps; the errors are those of
-        :meth:`noisette.PrivateRun.resume`.
+        The errors are those of :meth:`noisette.PrivateRun.resume`.
         """
         if taken := self._begun.steps_spent:
             raise PrivacyError(f"load a checkpoint right after make_private: this run has taken {taken} steps")
@@ -174,10 +172,7 @@ class PrivateModule(nn.Module):
         return self._boundary.call(*args, **kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise TypeError(
-            "a private model holds records while it trains: save its weights, torch.save(model.state_dict(), FILE), or "
-            "the run, engine.save_checkpoint(path=FOLDER)"
-        )
+        raise TypeError("a private model holds records: save its weights, torch.save(model.state_dict(), FILE)")
 
     def __getattr__(self, name: str) -> Any:
         """Attributes of the model; calls of its parts are not behind the boundary, and so refused at the step."""
@@ -194,8 +189,7 @@ class PrivateModule(nn.Module):
 class PoissonLoader:
     """Poisson batches of the data set; a pass has as many steps as a record has one expected turn in.
 
-    A batch comes whole, or in pieces of at most ``most`` records, each of one bucket of ``PaddedBuckets``. The loop
-    steps the optimizer after each piece, which moves the weights after the last one alone.
+    A batch comes in pieces of at most ``most`` records, each of one bucket; ``optimizer.step()`` waits for the last.
     """
 
     def __init__(self, run: PrivateRun, boundary: Boundary, loader: DataLoader[Any]) -> None:
@@ -250,8 +244,8 @@ def _steps_left_out(optimizer: Optimizer) -> Iterator[None]:
             optimizer.step = before  # type: ignore[method-assign]
     if rates != [group.get("lr") for group in optimizer.param_groups]:
         raise PrivacyError(
-            "the learning rate was changed between two pieces of one batch, whose number follows private sizes and "
-            "lengths: step the scheduler after each epoch, or take each batch whole, of PaddedBuckets with one edge"
+            "the learning rate was changed between two pieces of a batch, whose number is private: step the scheduler "
+            "after each epoch, or take each batch whole, of PaddedBuckets with one edge"
         )
 
 

@@ -170,7 +170,6 @@ class PrivateEstimator(BaseEstimator):
 
     _declared: ClassVar[tuple[str, ...]] = ()  # what is read from the rows unless it is given
     _curvature: ClassVar[float | None] = None  # of the loss
-    _least_signal: ClassVar[float] = 1.0  # in units of the noise, from which on something is learnt
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:  # noqa: N803
         """Train on rows X (n, features), an array or a frame, with targets y (n,); each call has a cost of its own.
@@ -287,7 +286,8 @@ class PrivateEstimator(BaseEstimator):
             )
             self.learning_rate_ = by_noise if self.learning_rate is None else plain(self.learning_rate)
             optimizer.param_groups[0]["lr"] = self.learning_rate_
-            _warn_of_noise(run, self.batch_size_, weights, self._least_signal)
+            least = 1.0 if self._curvature is None else defaults.SQUARES_SIGNAL
+            _warn_of_noise(run, self.batch_size_, weights, least)
             self.model_ = nn.Sequential(fixed, _train(run, model, fixed, loss))
             self.epsilon_ = run.epsilon(delta=self.delta_)
             self.privacy_ = _statement(run, self.delta_, self.read_from_rows_)
@@ -497,7 +497,6 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):
     _: KW_ONLY
     target_bounds: Pair | None = None
     _declared = ("target_bounds", "size", "bounds")
-    _least_signal = 12.0  # below it a constant is as good, on tables of 340 rows
     _curvature = 2.0  # of a linear model whose inputs are a row of norm one and a one for the bias
 
     def _prepared(self, y: np.ndarray | None) -> tuple[Tensor, int, Loss]:

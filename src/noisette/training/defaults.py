@@ -19,6 +19,7 @@ MOST_KNOTS, RECORDS_PER_WEIGHT = 8, 16
 # How far the weights may move in all, in the unit in which inputs have norm one.
 REACH = 100.0
 SQUARES_REACH = 4.0  # how far noise alone may move them, where a squared error has its best weights near the first
+SQUARES_SIGNAL = 12.0  # in units of the noise; below it a constant is as good, on tables of 340 rows
 NETWORK_REACH = 30.0  # of a network with hidden layers, whose inputs are from -1 to 1
 # The model for tables, whose last layer alone has gradients of norm 2: others than frequent classes are clipped below.
 TABLE, TABLE_NORM = "table", 2.0

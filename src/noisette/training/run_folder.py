@@ -303,8 +303,7 @@ def sealed_facts(folder: Path) -> dict[str, Any]:
     if digests.get(RUN_FILE) != hashlib.sha256(_text(facts).encode()).hexdigest():
         changed.append(RUN_FILE)
     head, ledger = str(facts.get("ledger_head") or ""), folder / LEDGER_FILE
-    # First as text: where its line was cut off, reading names a repair, which would not bring it back.
-    is_there = head and ledger.is_file() and head.encode() in ledger.read_bytes()
+    is_there = head and ledger.is_file() and head.encode() in ledger.read_bytes()  # no repair brings it back
     if facts.get("private") and not (is_there and Ledger.read(ledger).holds(head)):
         changed.append(f"{LEDGER_FILE} (lines are missing; what the run itself cost is in privacy.txt)")
     if changed:
