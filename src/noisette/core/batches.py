@@ -1,12 +1,10 @@
 """Which records a step sees: Poisson batches from the secret key, processed in microbatches."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal, localcontext
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 import torch
@@ -170,7 +168,7 @@ class MicrobatchSize:
             count(size=size)
         self.now = size
 
-    def in_bucket(self, bucket: int) -> MicrobatchSize:
+    def in_bucket(self, bucket: int) -> Self:
         """The size for examples of this bucket, each bucket by itself: longer examples take more memory."""
         return self
 
@@ -197,7 +195,7 @@ class Batch:
     measured: MicrobatchSize  # chooses the sizes of ``microbatches("auto")``
     fetch: Fetch
     begin: Callable[[], None] = lambda: None  # called before records are read
-    later: Callable[[], Iterator[Batch]] = lambda: iter(())  # the next batches, of steps that are accounted for
+    later: Callable[[], Iterator[Self]] = lambda: iter(())  # the next batches, of steps that are accounted for
     expected: float | None = None  # the declared size of the whole batch, of all ranks
     current: int | None = None  # number of examples in the microbatch that awaits its gradients
     bounded: int = 0  # number of examples whose gradients were added

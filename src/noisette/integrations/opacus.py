@@ -66,7 +66,7 @@ class PrivacyEngine:
         noise_generator: Generator | None = None,
         grad_sample_mode: str = "hooks",
         criterion: Any = None,
-        **budget: float,
+        **budget: Any,
     ) -> tuple[Any, ...]:
         """The model, the optimizer and the loader of a private loop, given the noise.
 
@@ -111,7 +111,7 @@ class PrivacyEngine:
             expected_batch_size=batch_size,
             public_size=public_size,
             noise_multiplier=noise_multiplier,
-            **(budget or {"steps": _MOST_STEPS}),  # type: ignore[arg-type]
+            **(budget or {"steps": _MOST_STEPS}),
         )
         vars(optimizer).update(max_grad_norm=max_grad_norm, expected_batch_size=batch_size)
         self._loader, self._resume = PoissonLoader(run, boundary, data_loader), partial(PrivateRun.resume, **alike)
@@ -140,17 +140,13 @@ class PrivacyEngine:
         return self._begun.epsilon(delta=delta)
 
     def save_checkpoint(self, *, path: Path | str, module: Any = None, optimizer: Any = None) -> None:
-        """Write model, optimizer and privacy cost into a folder, for :meth:`load_checkpoint`.
-
-        The ledger must be a file: ``PrivacyEngine(ledger=PATH)``.
-        """
+        """Write model, optimizer and privacy cost into a folder; the ledger is a file, ``PrivacyEngine(ledger=PATH)``."""
         self._begun.save(path)
 
     def load_checkpoint(self, *, path: Path | str, module: Any = None, optimizer: Any = None) -> None:
         """Go on with a saved run, right after :meth:`make_private` with the same arguments and ledger.
 
-        The errors are those of :meth:`noisette.PrivateRun.resume`.
-        """
+        The errors are those of ``PrivateRun.resume``."""
         if taken := self._begun.steps_spent:
             raise PrivacyError(f"load a checkpoint right after make_private: this run has taken {taken} steps")
         self._begun.close()
