@@ -1,6 +1,7 @@
 """Loops written for Opacus: the sums of single examples, one release a step, and what is refused."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -148,16 +149,14 @@ def test_texts_that_are_padded_to_the_longest_in_whole_batches_and_in_pieces(edg
         next(iter(made(texts)[-1]))
     close_run(model)
     engine, wrapped, optimizer, loader = made(padded)
+    widths = []
     with BatchMemoryManager(data_loader=loader, max_physical_batch_size=most, optimizer=optimizer) as in_pieces:
-        shapes = []
         for ids, labels in in_pieces if most < 100 else loader:
             optimizer.zero_grad()
             mean(wrapped, ids, labels).backward()
             optimizer.step()
-            shapes.append(tuple(ids.shape))
-    assert shapes == {(100, (4, 9)): [(3, 4), (3, 9)], (100, (9,)): [(6, 9)], (2, (9,)): [(2, 9)] * 3}.get(
-        (most, edges), [(2, 4), (1, 4), (2, 9), (1, 9)]
-    )
+            widths.append(ids.shape[1])
+    assert widths == ([*edges] if most == 100 else [9] * 3 if len(edges) == 1 else [4, 4, 9, 9])
     assert (engine._run.steps_taken, len(in_pieces), "step" in vars(optimizer)) == (1, 1, False)
     found = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
     torch.testing.assert_close(found.double(), sum(alone) / len(texts), rtol=1e-4, atol=1e-6)
@@ -191,16 +190,14 @@ def test_a_loss_beside_that_of_the_whole_model_is_refused_at_the_step(beside: Be
 
 def test_layers_that_are_unfrozen_are_trained_by_another_run() -> None:
     model, engine = net(), PrivacyEngine()
-    model[0].requires_grad_(False)
-    _, wrapped, optimizer, loader = private(model, data(), engine=engine)
-    mean(wrapped, *next(iter(loader))).backward()
-    model[0].requires_grad_(True)
-    with pytest.raises(PrivacyError, match=r"close_run\(model\).*make_private"):
-        optimizer.step()
-    close_run(model)
-    _, wrapped, optimizer, loader = private(model, data(), engine=engine)
-    mean(wrapped, *next(iter(loader))).backward()
-    optimizer.step()
+    for trains in (False, True):
+        model[0].requires_grad_(trains)
+        _, wrapped, optimizer, loader = private(model, data(), engine=engine)
+        mean(wrapped, *next(iter(loader))).backward()
+        model[0].requires_grad_(True)
+        with nullcontext() if trains else pytest.raises(PrivacyError, match=r"close_run\(model\).*make_private"):
+            optimizer.step()
+        close_run(model)
     assert model[0].weight.grad is not None
 
 
@@ -239,25 +236,3 @@ def test_the_names_that_scripts_read(tmp_path: Any) -> None:
     assert isinstance(DPLSTM(2, 3), nn.LSTM)
     with pytest.raises(TypeError, match=r"torch\.save\(model\.state_dict\(\)"):
         torch.save(wrapped, tmp_path / "model.pt")
-
-
-def test_a_generator_learns_from_the_released_discriminator() -> None:
-    """As of a DCGAN: the discriminator sees records and fakes before its step, and the generator learns after it."""
-    records = data(40)
-    critic, generator = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1)), nn.Linear(2, 5)
-    of_generator = torch.optim.SGD(generator.parameters(), lr=0.1)
-    _, wrapped, optimizer, loader = private(critic, records, batch_size=40)
-    for x, _ in loader:
-        drawn = torch.randn(len(x), 2)
-        fakes = generator(drawn)
-        (wrapped(x).mean() - wrapped(fakes.detach()).mean()).backward()
-        optimizer.step()
-        before = {name: p.grad.clone() for name, p in critic.named_parameters() if p.grad is not None}
-        wrapped(fakes).mean().backward()
-        [truth] = torch.autograd.grad(critic(again := fakes.detach().requires_grad_()).mean(), again)
-        torch.testing.assert_close(generator.weight.grad, truth.mT @ drawn)
-        assert all(torch.equal(p.grad, before[n]) for n, p in critic.named_parameters() if p.grad is not None)
-        of_generator.step()
-    x, _ = next(iter(loader))
-    with pytest.raises(PrivacyError, match="requires gradients"):
-        wrapped(x.requires_grad_())

@@ -171,7 +171,14 @@ def test_dcgan() -> None:
         optimizer_d.step()
         optimizer_d.zero_grad(set_to_none=True)
         optimizer_g.zero_grad()
+        released = criterion(discriminator._module(fake), torch.full((size,), 1.0))
+        [truth] = torch.autograd.grad(released, of_generator[:1], retain_graph=True)
         criterion(discriminator(fake), torch.full((size,), 1.0)).backward()
+        torch.testing.assert_close(of_generator[0].grad, truth)
+        assert all(p.grad is None for p in discriminator.parameters())
         optimizer_g.step()
     assert all(not torch.equal(old, p) for old, p in zip(before, of_generator, strict=True))
     assert engine.accountant.get_epsilon(delta=1e-3) > 0
+    real = next(iter(data))[0].requires_grad_()
+    with pytest.raises(noisette.PrivacyError, match="requires gradients"):
+        discriminator(real)

@@ -123,11 +123,6 @@ def test_clones_write_to_the_same_ledger() -> None:
     assert clone(model).get_params() == model.get_params()
 
 
-def test_noise_that_hides_everything_is_warned_of() -> None:
-    with pytest.warns(UserWarning, match="noise hides what there is to learn.*noisette plan"):
-        classifier(epsilon=1e-3, epochs=0.6).fit(X, Y)
-
-
 def test_a_number_of_few_rows_is_predicted_better_than_by_a_constant_or_warned_of() -> None:
     rows, numbers = load_diabetes(return_X_y=True)
     public: dict[str, Any] = {"size": 442, "bounds": (-0.2, 0.2), "target_bounds": (0, 350)}
@@ -137,6 +132,8 @@ def test_a_number_of_few_rows_is_predicted_better_than_by_a_constant_or_warned_o
     assert np.median(scores) > 0.1
     with pytest.warns(UserWarning, match="use more rows, a larger epsilon"):
         PrivateRegressor(epsilon=0.3, **public).fit(rows, numbers)
+    with pytest.warns(UserWarning, match="noise hides what there is to learn.*noisette plan"):
+        classifier(epsilon=1e-3, epochs=0.6).fit(X, Y)
 
 
 def test_a_network_has_its_first_weights_from_random_state() -> None:

@@ -140,7 +140,7 @@ class PrivacyEngine:
         return self._begun.epsilon(delta=delta)
 
     def save_checkpoint(self, *, path: Path | str, module: Any = None, optimizer: Any = None) -> None:
-        """Write model, optimizer and privacy cost into a folder; the ledger is a file, ``PrivacyEngine(ledger=PATH)``."""
+        """Write model, optimizer and cost into a folder; the ledger is a file, ``PrivacyEngine(ledger=PATH)``."""
         self._begun.save(path)
 
     def load_checkpoint(self, *, path: Path | str, module: Any = None, optimizer: Any = None) -> None:
