@@ -24,7 +24,7 @@ from noisette.run.per_example import PerExampleClip
 from noisette.run.private import privatize
 
 _STEPS = 1_000_000  # declared; so many are never taken
-_SIZES = 30  # steps after which batches of most sizes have come, so that their graphs are compiled
+_SIZES = 100  # steps after which batches of most sizes have come, so that their graphs are compiled
 
 
 def run(capture: Capture) -> sgd.Method:
