@@ -161,8 +161,7 @@ def test_a_cut_line_is_refused_until_it_is_repaired_by_who_has_the_ledger(folder
     path.write_bytes(path.read_bytes()[:-20])
     commands = ["show", folder], ["price", folder, "--delta", "1e-5", "--accountant", "rdp"]
     lost = "lines are missing; what the run itself cost is in privacy.txt); restore it from a copy"
-    sealed_run = sealed({"private": True, "ledger_head": "of the line cut off"}, {})
-    (folder / "run.json").write_text(sealed_run)
+    (folder / "run.json").write_text(sealed_run := sealed({"private": True, "ledger_head": "of the line cut off"}, {}))
     for command in commands:
         refusal(run(*command), lost)
     (folder / "run.json").unlink()

@@ -218,18 +218,11 @@ def backward(private: Private, *pieces: tuple[Tensor, Tensor]) -> None:
 
 
 REFUSED: dict[str, Callable[[Private, Tensor, Tensor], Any]] = {
-    "with 12 rows, where 6 records of the batch are left": lambda private, x, y: backward(
-        private, (torch.cat([x, x.flip(1)]), torch.cat([y, y]))
-    ),
-    "4 rows, where 2 records of the batch are left": lambda private, x, y: backward(private, *[(x[:4], y[:4])] * 2),
-    "after a call with": lambda private, x, y: (
-        cross_entropy(private, x, y) + cross_entropy(private, x[:2], y[:2])
-    ).backward(),
-    "no gradient of 2 records": lambda private, x, y: (backward(private, (x[:4], y[:4])), private.sums()),
-    "no gradient of 3 records": lambda private, x, y: (
-        F.cross_entropy(torch.cat([private(x[:3]), private(x[3:])]), y).backward(),
-        private.sums(),
-    ),
+    "with 12 rows, where 6 records of": lambda m, x, y: backward(m, (torch.cat([x, x.flip(1)]), torch.cat([y, y]))),
+    "4 rows, where 2 records of the batch are left": lambda m, x, y: backward(m, *[(x[:4], y[:4])] * 2),
+    "after a call with": lambda m, x, y: (cross_entropy(m, x, y) + cross_entropy(m, x[:2], y[:2])).backward(),
+    "no gradient of 2 records": lambda m, x, y: (backward(m, (x[:4], y[:4])), m.sums()),
+    "of 3 records": lambda m, x, y: (F.cross_entropy(torch.cat([m(x[:3]), m(x[3:])]), y).backward(), m.sums()),
 }
 
 

@@ -120,12 +120,11 @@ def padded_collate(batch: list[Any], padding_idx: int = 0) -> tuple[Tensor, Tens
 
 def test_char_lstm() -> None:
     names = [(torch.randint(1, 128, (2 + k % 9,)), torch.tensor(k % 18)) for k in range(N)]
+    padded: Any = noisette.PaddedBuckets(names, (5, 10))
     model: Any = CharNNClassifier()
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=2.0)
     engine = PrivacyEngine(secure_mode=False)
-    loader: Any = DataLoader(
-        noisette.PaddedBuckets(names, (5, 10)), batch_size=10, pin_memory=True, collate_fn=padded_collate
-    )
+    loader: Any = DataLoader(padded, batch_size=10, pin_memory=True, collate_fn=padded_collate)
     model, optimizer, loader = engine.make_private_with_epsilon(
         module=model, optimizer=optimizer, data_loader=loader, **BUDGET
     )
@@ -179,6 +178,5 @@ def test_dcgan() -> None:
         optimizer_g.step()
     assert all(not torch.equal(old, p) for old, p in zip(before, of_generator, strict=True))
     assert engine.accountant.get_epsilon(delta=1e-3) > 0
-    real = next(iter(data))[0].requires_grad_()
     with pytest.raises(noisette.PrivacyError, match="requires gradients"):
-        discriminator(real)
+        discriminator(next(iter(data))[0].requires_grad_())

@@ -33,8 +33,7 @@ def test_the_rate_is_in_units_of_the_clipping_norm_and_limited_by_curvature():
     rate = learning_rate_for(**RULE)
     assert learning_rate_for(**RULE, max_grad_norm=0.1) == pytest.approx(10 * rate)
     assert learning_rate_for(**RULE, curvature=2.0) == 0.5 < rate
-    by_noise = learning_rate_for(**RULE, curvature=1e-6)
-    assert by_noise * math.sqrt(400 * 100) * 5 / 200 == pytest.approx(4.0), "of 400 steps of noise on 100 weights"
+    assert learning_rate_for(**RULE, curvature=1e-6) * math.sqrt(400 * 100) * 5 / 200 == pytest.approx(4.0), "by noise"
     assert learning_rate_for(**RULE, momentum=0.9) == pytest.approx(rate / 10)
 
 
