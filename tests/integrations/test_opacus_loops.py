@@ -164,12 +164,12 @@ def test_texts_that_are_padded_to_the_longest_in_whole_batches_and_in_pieces(edg
 
 def test_a_learning_rate_that_follows_the_number_of_pieces_is_refused() -> None:
     _, wrapped, optimizer, loader = private(net(), data())
-    loader.most = 4
-    pieces = iter(loader)
+    pieces, loader.most = iter(loader), 4
     mean(wrapped, *next(pieces)).backward()
     optimizer.step()
     optimizer.param_groups[0]["lr"] /= 2  # as a scheduler does
-    pytest.raises(PrivacyError, next, pieces, match="changed between two pieces")
+    with pytest.raises(PrivacyError, match="changed between two pieces"):
+        next(pieces)
 
 
 def test_a_loss_beside_that_of_the_whole_model_is_refused_at_the_step() -> None:
