@@ -4,8 +4,7 @@ import math
 from contextlib import nullcontext
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies
 
 from noisette.accounting import FixedSizeGaussian, Gaussian, GroupPrivacy, PoissonGaussian
 from noisette.accounting.registry import ACCOUNTANTS
@@ -59,14 +58,14 @@ def test_no_release_costs_nothing(accountant):
     assert (nothing.epsilon(delta=1e-9), nothing.delta(epsilon=0.1)) == (0, 0)
 
 
-rates = st.floats(-2, 0).map(lambda x: 10**x)
-noises = st.floats(0, 1.5).map(lambda x: 10**x)
-deltas = st.floats(-8, -3).map(lambda x: 10**x)
+rates = strategies.floats(-2, 0).map(lambda x: 10**x)
+noises = strategies.floats(0, 1.5).map(lambda x: 10**x)
+deltas = strategies.floats(-8, -3).map(lambda x: 10**x)
 
 
 @every_accountant
 @settings(max_examples=4, deadline=None)
-@given(rates, noises, st.integers(1, 1000), deltas)
+@given(rates, noises, strategies.integers(1, 1000), deltas)
 def test_costs_are_monotone(accountant, rate, noise, steps, delta):
     rate = rate if accountant.supports_sampling else 1.0
 

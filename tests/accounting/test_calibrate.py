@@ -1,8 +1,7 @@
 import math
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies
 
 from noisette import MomentsAccountant, PldAccountant, RdpAccountant, epsilon_for, noise_multiplier_for, steps_for
 from noisette.accounting.events import PoissonGaussian
@@ -62,11 +61,11 @@ def test_every_result_keeps_the_budget_and_is_nearly_the_best(accountant, prior_
 
 @settings(max_examples=15, deadline=None)
 @given(
-    epsilon=st.floats(-1, 1.5).map(lambda x: 10**x),
-    delta=st.floats(-10, -2).map(lambda x: 10**x),
-    rate=st.floats(-5, 0).map(lambda x: 10**x),
-    noise=st.floats(-0.5, 2).map(lambda x: 10**x),
-    steps=st.floats(0, 6).map(lambda x: int(10**x)),
+    epsilon=strategies.floats(-1, 1.5).map(lambda x: 10**x),
+    delta=strategies.floats(-10, -2).map(lambda x: 10**x),
+    rate=strategies.floats(-5, 0).map(lambda x: 10**x),
+    noise=strategies.floats(-0.5, 2).map(lambda x: 10**x),
+    steps=strategies.floats(0, 6).map(lambda x: int(10**x)),
 )
 def test_every_result_keeps_the_budget_for_random_plans(epsilon, delta, rate, noise, steps):
     check_every_knob(MomentsAccountant(orders=[2**k for k in range(11)]), epsilon, delta, rate, noise, steps, {})

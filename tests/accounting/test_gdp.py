@@ -2,8 +2,7 @@ import random
 
 import mpmath
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies
 from support.exact_privacy import gaussian_delta
 
 from noisette.accounting import Gaussian, GdpAccountant, GroupPrivacy, PoissonGaussian
@@ -33,7 +32,7 @@ def test_delta_where_the_two_terms_of_the_formula_nearly_cancel():
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.floats(-3, 1.5).map(lambda x: 10**x), st.floats(-250, -0.5).map(lambda x: 10**x))
+@given(strategies.floats(-3, 1.5).map(lambda x: 10**x), strategies.floats(-250, -0.5).map(lambda x: 10**x))
 def test_epsilon_is_exact_and_never_too_small(mu, delta):
     ours = price(Gaussian(1 / mu)).epsilon(delta=delta)
     if ours == 0:

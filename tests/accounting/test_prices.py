@@ -1,8 +1,7 @@
 """All accountants on one set of plans: the oracle tables, their order by tightness, and monotonicity."""
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies
 
 from noisette.accounting import GdpAccountant, MomentsAccountant, PldAccountant, PoissonGaussian, RdpAccountant
 
@@ -42,10 +41,10 @@ def test_oracle_table(rate, noise, steps, delta, paper, moments, rdp, pld):
     assert price(PldAccountant(), *plan) == pytest.approx(pld, rel=1e-3 if pld >= 0.1 else 2e-3)
 
 
-rates = st.floats(-2, 0).map(lambda x: 10**x)
-noises = st.floats(0, 1.5).map(lambda x: 10**x)
-steps = st.integers(1, 1000)
-deltas = st.floats(-8, -3).map(lambda x: 10**x)
+rates = strategies.floats(-2, 0).map(lambda x: 10**x)
+noises = strategies.floats(0, 1.5).map(lambda x: 10**x)
+steps = strategies.integers(1, 1000)
+deltas = strategies.floats(-8, -3).map(lambda x: 10**x)
 
 
 @settings(max_examples=8, deadline=None)

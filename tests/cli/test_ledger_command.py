@@ -160,6 +160,11 @@ def test_a_cut_line_is_refused_until_it_is_repaired_by_who_has_the_ledger(folder
     path = folder / "ledger.jsonl"
     path.write_bytes(path.read_bytes()[:-20])
     commands = ["show", folder], ["price", folder, "--delta", "1e-5", "--accountant", "rdp"]
+    lost = "lines are missing; what the run itself cost is in privacy.txt); restore it from a copy"
+    (folder / "run.json").write_text(sealed_run := sealed({"private": True, "ledger_head": "of the line cut off"}, {}))
+    for command in commands:
+        refusal(run(*command), lost)
+    (folder / "run.json").unlink()
     for command in commands:
         refusal(run(*command), f"noisette ledger repair {path}")
     repaired = run("repair", folder)
@@ -168,8 +173,7 @@ def test_a_cut_line_is_refused_until_it_is_repaired_by_who_has_the_ledger(folder
         assert [run(*command).exit_code for command in commands] == [0, 0]
         assert "open for writing elsewhere" in run("repair", folder).stderr
     assert run("repair", folder).stdout == f"{path}: nothing to repair\n"
-    (folder / "run.json").write_text(sealed({"private": True, "ledger_head": "of the line cut off"}, {}))
-    lost = "lines are missing; what the run itself cost is in privacy.txt); restore it from a copy"
+    (folder / "run.json").write_text(sealed_run)
     refusal(run("repair", folder), lost)
 
 

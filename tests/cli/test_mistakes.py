@@ -18,6 +18,7 @@ FILES = {
     + SCHEMA.replace("low = 0", "low = 200").replace("size", "sise")
     + "[columns.b]\nkind = 1",
     "recipe.toml": '[privacy]\nclipping = "flatt"\nepsilom = 1\n[trainng]\nlr = 1\n[training]\nepochs = "many"\n',
+    "small.toml": SCHEMA.replace("60", "-4"),
     "plain.toml": '[data]\nname = "digits"\n',
     "file": "",
 }
@@ -33,6 +34,8 @@ COMMANDS = {
     ),
     "train --data rows.csv --columns broken.toml --batch-norm public": ("broken.toml", "name their set"),
     f"{OWN} bad.csv --class-weights no=1,ja=2 --delta 0.5": ("'ja' is no class", "delta=0.5"),
+    "train --data rows.csv --columns small.toml --delta 2": ("size: expected at least 1, got -4", "delta=2"),
+    f"{OWN} bad.csv --batch-size 99 --model os:sep": ("99 exceeds the declared size of 60", "os:sep is of type str"),
     f"{OWN} bad.csv --epsilon 0 --batch-size 0": ("epsilon=0", "batch_size=0"),
     f"{OWN} bad.csv --test bad.csv": ("bad.csv", "in row 3"),
     "train recipe.toml --epochs z --model nope": (
@@ -81,7 +84,7 @@ COMMANDS = {
 def test_all_mistakes_of_a_command_are_named(words, tmp_path):
     for name, content in FILES.items():
         (tmp_path / name).write_text(content)
-    refusal(noisette(*words.split()), *COMMANDS[words])
+    assert "of 1 records" not in refusal(noisette(*words.split()), *COMMANDS[words]).output, "that was not declared"
     assert tree(tmp_path) == set(FILES)
 
 
@@ -120,6 +123,7 @@ ESTIMATORS = {
         *("PerExampleClip(model, max_grad_norm=1.0)", "got bound=Linear("),
     ),
     "a run": (lambda: attach(torch.nn.BatchNorm1d(2), epsilon=-1, steps=1), *("epsilon=-1", "BatchNorm1d", "delta")),
+    "no noise": (lambda: attach(torch.nn.Linear(2, 2), noise_multiplier=0, steps=1), "debug without noise", "=1e-9"),
 }
 
 

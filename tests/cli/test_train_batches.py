@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from command_line import facts, noisette, refusal, succeeded, words
-from command_line import train as run
+from command_line import facts, noisette, refusal, succeeded, train, words
 from noisette.accounting import BandedGaussian, Event, Ledger, PldAccountant, TradeOff, UserLevel
 from noisette.accounting import TruncatedPoissonGaussian as Truncated
 from noisette.training.report.facts import upward_percent
@@ -41,7 +40,7 @@ def test_run_folder(kind, tmp_path):
         data.write_text("\n".join(",".join(np.delete(line.split(","), 2)) for line in data.read_text().split()))
     given = tmp_path / "noise.toml"  # nothing is calibrated
     given.write_text("[privacy]\nnoise_multiplier = 6.0\n")
-    succeeded(run(given, "--data", data, *BASE, *options, "--epsilon", "6", "--out", out))
+    succeeded(train(given, "--data", data, *BASE, *options, "--epsilon", "6", "--out", out))
     found = facts(out)
     [(recorded, times)] = Ledger.read(out / "ledger.jsonl").events.items()
     assert isinstance(recorded, event)
@@ -63,11 +62,11 @@ def test_run_folder(kind, tmp_path):
     assert "the stated cost was audited alone" in audited.stdout
     cost = json.loads((tmp_path / "audit" / "audit.json").read_text())["cost"]
     assert 0 < cost["least"] <= cost["delta"]
-    refusal(noisette("audit", out, "--whole-run", "--out", tmp_path / "audit"), "leave --whole-run out")
+    refusal(noisette("audit", out, "--whole-train", "--out", tmp_path / "audit"), "leave --whole-train out")
 
 
 def test_balls_in_bins_have_no_audit(tmp_path):
-    succeeded(run("--epochs", "1", "--model", "linear", "--batches", "balls-in-bins", "--out", tmp_path / "run"))
+    succeeded(train("--epochs", "1", "--model", "linear", "--batches", "balls-in-bins", "--out", tmp_path / "run"))
     refused = noisette("audit", tmp_path / "run", "--out", tmp_path / "audit")
     refusal(refused, "the cost of balls-in-bins batches is not simulated")
 
@@ -85,5 +84,5 @@ def test_what_is_refused(case, tmp_path):
     data = table(tmp_path / "people.csv")
     if case == "too many bands":
         data.write_text("\n".join(",".join(np.delete(line.split(","), 2)) for line in data.read_text().split()))
-    refusal(run("--data", data, *BASE, *options, "--out", tmp_path / "run"), message)
+    refusal(train("--data", data, *BASE, *options, "--out", tmp_path / "run"), message)
     assert not (tmp_path / "run").exists()

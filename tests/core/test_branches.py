@@ -16,8 +16,7 @@ from noisette import OneByOneWarning, PerExampleClip
 from noisette.clipping.engines import BookKeeping, PerExampleLoop, ReweightGP
 from noisette.core.clip import Engine
 from oracle import example_gradients
-from small_loop import clipped_by, start, take_steps
-from small_loop import square as squares
+from small_loop import clipped_by, square, start, take_steps
 
 
 def rows(b: int = 6) -> Tensor:
@@ -31,7 +30,7 @@ def net(forward: Callable[..., Tensor]) -> Forward:
 
 
 def summed(model: nn.Module, *parts: Tensor, engine: Engine | None = None, capture: str = "eager") -> Tensor:
-    return clipped_by(model, 0.5, squares, *[(x,) for x in parts], engine=engine, capture=capture)
+    return clipped_by(model, 0.5, square, *[(x,) for x in parts], engine=engine, capture=capture)
 
 
 def guarded(m: Forward, x: Tensor) -> Tensor:
@@ -94,7 +93,7 @@ FORMS = [
 @pytest.mark.parametrize("engine", [BookKeeping(), ReweightGP()], ids=["one pass", "two passes"])
 def test_examples_that_agree_are_computed_at_once(form: Callable[..., Tensor], engine: Engine) -> None:
     x = rows()
-    truth = example_gradients(net(form), squares, (x,)).clipped(0.5).vector
+    truth = example_gradients(net(form), square, (x,)).clipped(0.5).vector
     torch.testing.assert_close(summed(net(form), x[:4], x[4:], engine=engine), truth, rtol=1e-9, atol=1e-12)
 
 
@@ -118,7 +117,7 @@ def test_examples_that_disagree_are_computed_apart(form: Callable[..., Tensor], 
         calls.append(1)
         return form(m, x)
 
-    truth = example_gradients(net(form), squares, (x,)).clipped(0.5).vector
+    truth = example_gradients(net(form), square, (x,)).clipped(0.5).vector
     torch.testing.assert_close(summed(net(noted), x, engine=engine), truth, rtol=1e-6, atol=1e-9)
     if form is DIFFER[0]:
         calls.clear()
@@ -129,7 +128,7 @@ def test_examples_that_disagree_are_computed_apart(form: Callable[..., Tensor], 
 def test_where_most_examples_disagree_each_is_computed_alone() -> None:
     x = rows()
     form: Callable[..., Tensor] = lambda m, x: m.f(x) * x[0, 0].item()  # noqa: E731
-    truth = example_gradients(net(form), squares, (x,)).clipped(0.5).vector
+    truth = example_gradients(net(form), square, (x,)).clipped(0.5).vector
     with pytest.warns(OneByOneWarning, match="as a Python number"):
         torch.testing.assert_close(summed(net(form), x), truth, rtol=1e-9, atol=1e-12)
 
@@ -143,14 +142,14 @@ def test_where_each_of_many_branches_divides_the_examples_each_is_computed_alone
             x = m.f(x) if x[0, k] > 0 else x - m.f(x).tanh()
         return x
 
-    truth = example_gradients(net(forward), squares, (x,)).clipped(0.5).vector
+    truth = example_gradients(net(forward), square, (x,)).clipped(0.5).vector
     clip = PerExampleClip(net(forward), 0.5, capture="eager")
     with pytest.warns(OneByOneWarning, match="as a Python number"):
-        clip.accumulate(squares, x)
+        clip.accumulate(square, x)
     found = torch.cat([g.flatten() for g in clip.pop_sums()[0].grads])
     torch.testing.assert_close(found, truth, rtol=1e-9, atol=1e-12)
     calls.clear()
-    clip.accumulate(squares, x)
+    clip.accumulate(square, x)
     assert len(calls) <= 1 + len(x)
 
 
@@ -162,7 +161,7 @@ def test_a_graph_holds_no_answer_of_another_batch(capture: str) -> None:
     other = x.clone()
     other[3] = 1e9
     parts = [x, x, x, other, x[:5], other]
-    truth = sum(example_gradients(net(guarded), squares, (part,)).clipped(0.5).vector for part in parts)
+    truth = sum(example_gradients(net(guarded), square, (part,)).clipped(0.5).vector for part in parts)
     torch.testing.assert_close(summed(clip_of, *parts, capture=capture), truth, rtol=1e-9, atol=1e-12)
 
 
@@ -175,10 +174,10 @@ def test_a_number_of_python_in_a_later_branch_is_that_of_the_batch() -> None:
 
     drawn: list[float] = []
     clip, x = PerExampleClip(net(forward), 1.0, capture="eager"), rows()
-    clip.accumulate(squares, x)
+    clip.accumulate(square, x)
     x[:, 0], before = 1e4, random.getstate()
-    clip.accumulate(squares, x[:4])
-    clip.accumulate(squares, x[4:])
+    clip.accumulate(square, x[:4])
+    clip.accumulate(square, x[4:])
     assert random.getstate() == before
     assert len(drawn) == 3
     assert len(set(drawn)) == 2
@@ -203,7 +202,7 @@ def choices(form: Callable[..., Tensor], *parts: Sequence[int], seed: int, engin
         clip = PerExampleClip(model, 1e6, engine=engine, capture="eager")
         clip.begin_batch(1.0, seed)
         torch.rand(len(found))  # other numbers are at other places
-        clip.accumulate(squares, x[list(part)])
+        clip.accumulate(square, x[list(part)])
         clip.end_batch()
         [total] = clip.pop_sums()
         found.append(torch.cat([g.double().flatten() for g in total.grads]))
@@ -226,7 +225,7 @@ def test_a_graph_holds_no_number_of_python() -> None:
     for seed in range(5):
         for clip in clips:
             clip.begin_batch(1.0, seed)
-            clip.accumulate(squares, rows())
+            clip.accumulate(square, rows())
             clip.end_batch()
         of_graph, eager = [clip.pop_sums()[0].grads[0] for clip in clips]
         torch.testing.assert_close(of_graph, eager, rtol=1e-9, atol=1e-12)
@@ -238,7 +237,7 @@ def test_layers_are_dropped_as_often_as_they_should_be() -> None:
     clip = PerExampleClip(model, 1.0, capture="eager")
     for seed in range(400):
         clip.begin_batch(1.0, seed)
-        clip.accumulate(squares, rows(2))
+        clip.accumulate(square, rows(2))
         clip.end_batch()
     assert 60 < sum(found) < 140
 
@@ -262,7 +261,7 @@ def test_a_run_gives_all_microbatches_one_draw() -> None:
     with start(model, (rows(9),), clip=clip, sampling_rate=1.0, expected_batch_size=9, steps=12) as run:
         while run.steps_left:
             seen.clear()
-            take_steps(run, squares, size=4, steps=1)
+            take_steps(run, square, size=4, steps=1)
             of_steps.append(set(seen))
     assert all(len(one) == 1 for one in of_steps)
     assert len(set(map(frozenset, of_steps))) == 2

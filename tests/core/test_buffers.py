@@ -13,8 +13,7 @@ from model_cases import Forward
 from noisette import PerExampleClip, PrivacyError, PrivateRun
 from noisette.core.loss import ModelBuffers
 from oracle import example_gradients
-from small_loop import clipped_by, start
-from small_loop import square as squares
+from small_loop import clipped_by, square, start
 
 X = torch.randn(6, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
@@ -54,7 +53,7 @@ def by_fresh_models(write: Callable[[Any, Tensor], object]) -> Tensor:
     total = torch.zeros(())
     for row in X.split(1):
         model = written_by(write)
-        gradients = torch.autograd.grad(squares(model, row), list(model.parameters()))
+        gradients = torch.autograd.grad(square(model, row), list(model.parameters()))
         flat = torch.cat([g.flatten() for g in gradients])
         total = total + flat * min(1.0, 0.5 / float(flat.norm()))
     return total
@@ -70,7 +69,7 @@ def test_no_example_sees_what_another_has_written(name: str, capture: str) -> No
     clip = PerExampleClip(model, 0.5, capture=capture)  # pyright: ignore[reportArgumentType]
     for _ in range(3):
         for part in X.split(3):
-            clip.accumulate(squares, part)
+            clip.accumulate(square, part)
         [total] = clip.pop_sums()
         torch.testing.assert_close(torch.cat([g.flatten() for g in total.grads]), by_fresh_models(WRITES[name]))
     for name, buffer in model.named_buffers():
@@ -90,7 +89,7 @@ def test_a_parameter_that_is_written_within_a_batch_ends_the_run() -> None:
     with run_of(model) as run:
         batches = run.batches()
         for (x,) in next(batches).microbatches(6):
-            run.accumulate(squares, x)
+            run.accumulate(square, x)
         with torch.no_grad():
             model.layer.bias.add_(X.mean())
         for _ in range(2):
@@ -111,11 +110,11 @@ def test_a_parametrization_of_a_frozen_weight_may_begin_and_end_in_each_forward_
 
     up, down = nn.Parameter(torch.ones(2, 1)), nn.Parameter(torch.ones(1, 3))
     model = Forward(forward, layer=nn.Linear(3, 2).requires_grad_(False), up=up, down=down).double()
-    truth = example_gradients(model, squares, (X,)).clipped(0.5).vector
-    torch.testing.assert_close(clipped_by(model, 0.5, squares, (X,)), truth)
+    truth = example_gradients(model, square, (X,)).clipped(0.5).vector
+    torch.testing.assert_close(clipped_by(model, 0.5, square, (X,)), truth)
     with run_of(model) as run:
         for (x,) in next(run.batches()).microbatches(6):
-            run.accumulate(squares, x)
+            run.accumulate(square, x)
         run.optimizer.step()
 
 
@@ -150,7 +149,7 @@ def test_a_counter_is_named_once_and_may_be_counted_in_the_loop(
         for batch in run.batches():
             model.get_buffer("count").fill_(run.steps_taken)
             for (x,) in batch.microbatches(3):
-                run.accumulate(lambda model, x: squares(model, x) * model.get_buffer("count"), x)
+                run.accumulate(lambda model, x: square(model, x) * model.get_buffer("count"), x)
             run.optimizer.step()
             counts.append(int(model.count))
     assert counts == [0, 1, 2]
@@ -172,5 +171,5 @@ def test_other_buffers_that_a_loss_writes_are_not_named(recwarn: pytest.Warnings
         model.register_buffer("mean", torch.zeros((), dtype=torch.float64))
         clip = PerExampleClip(model, 0.5)
         clip.begin_batch()
-        clip.accumulate(squares, X)
+        clip.accumulate(square, X)
     assert not recwarn.list

@@ -13,8 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import noisette
-from noisette import Ledger
+from noisette import Ledger, __version__
 
 ROOT = Path(__file__).parents[2]
 JOBS = ROOT / "examples" / "jobs"
@@ -90,7 +89,7 @@ def test_the_job_for_kubernetes_starts_as_many_ranks_as_there_are_machines_and_g
     host = command["rdzv-endpoint"].partition(":")[0]
     assert host == f"{job['metadata']['name']}-0.{service['metadata']['name']}"
     assert {volume["name"] for volume in pod["volumes"]} == {mount["name"] for mount in container["volumeMounts"]}
-    assert container["image"] == f"noisette:{noisette.__version__}"
+    assert container["image"] == f"noisette:{__version__}"
     assert {"name": "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "value": "1"} in container["env"]
 
 

@@ -18,8 +18,7 @@ from experiments.correlated_noise import BANDS, SETTINGS, errors
 from experiments.marked import replaced
 from experiments.tables_rates import BEGIN, END, rates_table
 from noisette.data import load
-from noisette.nn import PublicBatchNorm
-from noisette.nn import lipschitz as layers
+from noisette.nn import PublicBatchNorm, lipschitz
 from noisette.training.recipe import Recipe
 from page_code import ROOT, blocks, names_of, text_of
 from papers.davody_2020.mixture_batch_norm import MixtureBatchNorm
@@ -132,16 +131,16 @@ def test_code_of_the_clipless_page_trains_and_certifies():
 
 
 SHARES = [
-    (layers.SphereInput(1.0), 30.0, noisette.FlatClipping(0.1), "has 98 to 100 % of the bound", 0.97, 1.0),
-    (layers.BoundedInput(3.0), 3.0, None, "it is about 70 %", 0.65, 0.75),
+    (lipschitz.SphereInput(1.0), 30.0, noisette.FlatClipping(0.1), "has 98 to 100 % of the bound", 0.97, 1.0),
+    (lipschitz.BoundedInput(3.0), 3.0, None, "it is about 70 %", 0.65, 0.75),
 ]
 
 
 @pytest.mark.parametrize(("bounded", "tau", "clipping", "said", "least", "most"), SHARES)
 def test_gradients_use_the_stated_share_of_the_bound(bounded, tau, clipping, said, least, most):
     assert said in text_of("docs/clipless.md")
-    hidden = layers.SpectralLinear(64, 64), layers.GroupSort2(), layers.SpectralLinear(64, 10)
-    model, loss = nn.Sequential(nn.Flatten(), bounded, *hidden), layers.TauCrossEntropy(tau)
+    hidden = lipschitz.SpectralLinear(64, 64), lipschitz.GroupSort2(), lipschitz.SpectralLinear(64, 10)
+    model, loss = nn.Sequential(nn.Flatten(), bounded, *hidden), lipschitz.TauCrossEntropy(tau)
     bound = noisette.LipschitzBound(model, loss=loss, input_shape=(1, 8, 8), logit_clipping=clipping)
     digits, used = load("digits").test, []
     for image, digit in zip(digits.inputs[:60], digits.targets[:60], strict=True):
@@ -153,9 +152,9 @@ def test_gradients_use_the_stated_share_of_the_bound(bounded, tau, clipping, sai
 def test_constants_of_the_losses_are_those_of_the_table():
     page = text_of("docs/clipless.md")
     stated = {
-        "TauCrossEntropy(tau)": (layers.TauCrossEntropy(3.0), "sqrt 2;", 2**0.5),
-        "TauBCE(tau)": (layers.TauBCE(3.0), "1 ", 1.0),
-        "HuberLoss(delta)": (layers.HuberLoss(0.5), "delta |", 0.5),
+        "TauCrossEntropy(tau)": (lipschitz.TauCrossEntropy(3.0), "sqrt 2;", 2**0.5),
+        "TauBCE(tau)": (lipschitz.TauBCE(3.0), "1 ", 1.0),
+        "HuberLoss(delta)": (lipschitz.HuberLoss(0.5), "delta |", 0.5),
     }
     for call, (loss, said, constant) in stated.items():
         assert f"`{call}` | {said}" in page

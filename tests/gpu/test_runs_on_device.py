@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import noisette
 import pretend_device
-from noisette import PerExampleClip, PrivateRun, privatize
+from noisette import Ledger, PerExampleClip, PrivateRun, privatize
 from small_loop import loss
 
 F = nn.functional
@@ -60,7 +59,7 @@ def test_a_checkpoint_of_the_device_is_resumed_on_the_processor(any_device: torc
     torch.manual_seed(5)
     data, model = records(torch.device("cpu")), small().to(any_device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    ledger = noisette.Ledger(tmp_path / "ledger.jsonl")
+    ledger = Ledger(tmp_path / "ledger.jsonl")
     with run_of(PerExampleClip(model, 1.0), optimizer, data, ledger=ledger) as run:
         take_steps(run, any_device, most=3)
         run.save(tmp_path / "checkpoint")

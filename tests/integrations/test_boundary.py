@@ -67,7 +67,7 @@ class Private:
 
 def by_boundary(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, *, mean: bool = True) -> list[Tensor]:
     private = Private(model, mean=mean)
-    private.boundary.begin_batch(len(x))
+    private.boundary.begin_records(len(x))
     loss(private, x, y).backward()
     try:
         assert all(p.grad is None for p in model.parameters())
@@ -165,7 +165,7 @@ def test_a_model_of_transformers_that_computes_its_loss() -> None:
 def test_a_batch_in_pieces() -> None:
     model, x, y = mlp(), torch.randn(9, 12), torch.randint(0, 3, (9,))
     private = Private(model)
-    private.boundary.begin_batch(9)
+    private.boundary.begin_records(9)
     for rows, labels in zip(x.split(4), y.split(4), strict=True):
         of_two_calls(private, rows, labels).backward()
     assert distance(private.sums(), alone(model, of_two_calls, x, y)) < 1e-10
@@ -212,49 +212,32 @@ def test_a_record_without_a_finite_gradient_adds_nothing() -> None:
     assert distance(by_boundary(model, cross_entropy, x, y), alone(model, cross_entropy, x[kept], y[kept])) < 1e-10
 
 
-def refused(says: str, step: Callable[[Private, Tensor, Tensor], None]) -> None:
+def backward(private: Private, *pieces: tuple[Tensor, Tensor]) -> None:
+    for rows, labels in pieces:
+        cross_entropy(private, rows, labels).backward()
+
+
+REFUSED: dict[str, Callable[[Private, Tensor, Tensor], Any]] = {
+    "with 12 rows, where 6 records of": lambda m, x, y: backward(m, (torch.cat([x, x.flip(1)]), torch.cat([y, y]))),
+    "4 rows, where 2 records of the batch are left": lambda m, x, y: backward(m, *[(x[:4], y[:4])] * 2),
+    "after a call with": lambda m, x, y: (cross_entropy(m, x, y) + cross_entropy(m, x[:2], y[:2])).backward(),
+    "no gradient of 2 records": lambda m, x, y: (backward(m, (x[:4], y[:4])), m.sums()),
+    "of 3 records": lambda m, x, y: (F.cross_entropy(torch.cat([m(x[:3]), m(x[3:])]), y).backward(), m.sums()),
+}
+
+
+@pytest.mark.parametrize("says", REFUSED)
+def test_each_record_belongs_to_its_step_once(says: str) -> None:
     private = Private(mlp())
-    private.boundary.begin_batch(6)
+    private.boundary.begin_records(6)
     with pytest.raises(PrivacyError, match=says):
-        step(private, torch.randn(6, 12), torch.randint(0, 3, (6,)))
-
-
-def test_views_of_a_record_are_several_calls() -> None:
-    def joined(private: Private, x: Tensor, y: Tensor) -> None:
-        F.cross_entropy(private(torch.cat([x, x.flip(1)])), torch.cat([y, y])).backward()
-
-    refused("with 12 rows, where 6 records of the batch are left", joined)
-
-
-def test_each_record_belongs_to_its_step_once() -> None:
-    def twice(private: Private, x: Tensor, y: Tensor) -> None:
-        for rows, labels in ((x[:4], y[:4]), (x[:4], y[:4])):
-            cross_entropy(private, rows, labels).backward()
-
-    refused("4 rows, where 2 records of the batch are left", twice)
-
-    def uneven(private: Private, x: Tensor, y: Tensor) -> None:
-        (cross_entropy(private, x, y) + cross_entropy(private, x[:2], y[:2])).backward()
-
-    refused("after a call with", uneven)
-
-    def too_few(private: Private, x: Tensor, y: Tensor) -> None:
-        cross_entropy(private, x[:4], y[:4]).backward()
-        private.sums()
-
-    refused("no gradient of 2 records", too_few)
-
-    def halves(private: Private, x: Tensor, y: Tensor) -> None:
-        F.cross_entropy(torch.cat([private(x[:3]), private(x[3:])]), y).backward()
-        private.sums()
-
-    refused("no gradient of 3 records", halves)
+        REFUSED[says](private, torch.randn(6, 12), torch.randint(0, 3, (6,)))
 
 
 def test_a_loss_of_an_earlier_batch_is_refused() -> None:
     private, losses = Private(mlp()), []
     for _ in range(2):
-        private.boundary.begin_batch(6)
+        private.boundary.begin_records(6)
         losses.append(cross_entropy(private, torch.randn(6, 12), torch.randint(0, 3, (6,))))
     with pytest.raises(PrivacyError, match="earlier batch"):
         (losses[0] + losses[1]).backward()
@@ -273,10 +256,10 @@ def returning(what: str) -> nn.Module:
 def test_outputs_without_rows_are_refused() -> None:
     for what, says in (("time first", "transpose it"), ("weight", "on no record")):
         private = Private(returning(what))
-        private.boundary.begin_batch(6)
+        private.boundary.begin_records(6)
         with pytest.raises(PrivacyError, match=says):
             private(torch.randn(6, 12))
     private = Private(returning("rows"))
-    private.boundary.begin_batch(6)
+    private.boundary.begin_records(6)
     scores, scale = private(torch.randn(6, 12))
     assert scores.shape == scale.shape == (6, 3)

@@ -1,6 +1,7 @@
 """Loops written for Opacus: the sums of single examples, one release a step, and what is refused."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -9,8 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
-import noisette
-from noisette import PrivacyError
+from noisette import PaddedBuckets, PrivacyError, close_run
 from noisette.integrations.opacus import DPLSTM, BatchMemoryManager, PrivacyEngine
 from oracle import clipped_sum
 
@@ -129,70 +129,101 @@ def test_all_problems_at_once() -> None:
         PrivacyEngine().get_epsilon(1e-5)
 
 
-@pytest.mark.parametrize("most", [4, 100])
+def padded_to_the_longest(batch: list[Any]) -> tuple[Tensor, Tensor]:
+    ids, labels = zip(*batch, strict=True)
+    return nn.utils.rnn.pad_sequence(list(ids), batch_first=True), torch.stack(labels)
+
+
+@pytest.mark.parametrize("edges", [(4, 9), (9,)])
+@pytest.mark.parametrize("most", [100, 2])
 @pytest.mark.usefixtures("little_noise")
-def test_a_batch_in_pieces_is_one_step_by_the_manager(most: int) -> None:
-    records, model = data(), net()
-    engine, wrapped, optimizer, loader = private(model, records)
-    pieces = 0
-    with BatchMemoryManager(data_loader=loader, max_physical_batch_size=most, optimizer=optimizer) as safe_loader:
-        for x, y in safe_loader:
+def test_texts_that_are_padded_to_the_longest_in_whole_batches_and_in_pieces(edges: Any, most: int) -> None:
+    texts = [(torch.randint(1, 30, (length,)), torch.tensor(length % 2)) for length in (3, 9, 2, 5, 4, 7)]
+    model, padded = nn.Sequential(nn.EmbeddingBag(30, 4), nn.Linear(4, 2)), PaddedBuckets(texts, edges)
+    alone = [clipped_sum(model, mean, padded_to_the_longest([record]), C).vector for record in padded]  # type: ignore[arg-type]
+
+    def made(records: Any) -> Any:
+        return private(model, texts, data_loader=DataLoader(records, len(texts), collate_fn=padded_to_the_longest))  # type: ignore[arg-type]
+
+    with pytest.raises(ValueError, match=r"noisette\.PaddedBuckets\(dataset.*Opacus loop.*max_physical_batch_size=1"):
+        next(iter(made(texts)[-1]))
+    close_run(model)
+    engine, wrapped, optimizer, loader = made(padded)
+    widths = []
+    with BatchMemoryManager(data_loader=loader, max_physical_batch_size=most, optimizer=optimizer) as in_pieces:
+        for ids, labels in in_pieces if most < 100 else loader:
             optimizer.zero_grad()
-            F.cross_entropy(wrapped(x), y).backward()
+            mean(wrapped, ids, labels).backward()
             optimizer.step()
-            pieces += 1
-    assert (pieces, engine._run.steps_taken) == (-(-B // most), 1)
-    assert_mean(model, records, mean)
-    assert "step" not in vars(optimizer), "the step is that of the optimizer again"
+            widths.append(ids.shape[1])
+    assert widths == ([*edges] if most == 100 else [9] * 3 if len(edges) == 1 else [4, 4, 9, 9])
+    assert (engine._run.steps_taken, len(in_pieces), "step" in vars(optimizer)) == (1, 1, False)
+    found = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    torch.testing.assert_close(found.double(), sum(alone) / len(texts), rtol=1e-4, atol=1e-6)
+
+
+def test_a_learning_rate_that_follows_the_number_of_pieces_is_refused() -> None:
+    _, wrapped, optimizer, loader = private(net(), data())
+    pieces, loader.most = iter(loader), 4
+    mean(wrapped, *next(pieces)).backward()
+    optimizer.step()
+    optimizer.param_groups[0]["lr"] /= 2  # as a scheduler does
+    with pytest.raises(PrivacyError, match="changed between two pieces"):
+        next(pieces)
+
+
+def test_a_loss_beside_that_of_the_whole_model_is_refused_at_the_step() -> None:
+    a_part: Any = lambda model, x: model[0](x).square().mean()  # noqa: E731
+    a_penalty: Any = lambda model, _: 1e-3 * sum(p.pow(2).sum() for p in model.parameters())  # noqa: E731
+    for beside in (a_part, a_penalty):
+        _, wrapped, optimizer, loader = private(model := net(), data())
+        x, y = next(iter(loader))
+        (mean(wrapped, x, y) + beside(model, x)).backward()
+        with pytest.raises(PrivacyError, match=r"not private.*outputs of the whole model alone.*weight_decay"):
+            optimizer.step()
+
+
+def test_layers_that_are_unfrozen_are_trained_by_another_run() -> None:
+    model, engine = net(), PrivacyEngine()
+    for trains in (False, True):
+        model[0].requires_grad_(trains)
+        _, wrapped, optimizer, loader = private(model, data(), engine=engine)
+        mean(wrapped, *next(iter(loader))).backward()
+        model[0].requires_grad_(True)
+        with nullcontext() if trains else pytest.raises(PrivacyError, match=r"close_run\(model\).*make_private"):
+            optimizer.step()
+        close_run(model)
+    assert model[0].weight.grad is not None
 
 
 def test_the_names_that_scripts_read(tmp_path: Any) -> None:
-    records, model = data(40), net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    engine = PrivacyEngine(ledger=tmp_path / "ledger.jsonl")
-    criterion = nn.CrossEntropyLoss()
-    wrapped, same, returned, loader = engine.make_private(
-        module=model, optimizer=optimizer, data_loader=DataLoader(records, batch_size=4), noise_multiplier=1.5,
-        max_grad_norm=C, public_size=40, criterion=criterion, grad_sample_mode="ghost",
-    )  # fmt: skip
-    assert (same, returned) == (optimizer, criterion)
+    records, model, criterion = data(40), net(), nn.CrossEntropyLoss()
+    given: dict[str, Any] = {"engine": PrivacyEngine(ledger=tmp_path / "ledger.jsonl"), "batch_size": 4}
+    given |= {"noise_multiplier": 1.5, "criterion": criterion, "grad_sample_mode": "ghost"}
+    engine, wrapped, same, returned, loader = private(model, records, **given)
+    assert returned is criterion
     assert (loader.dataset, loader.batch_size, loader.sample_rate, len(loader)) == (records, 4, 0.1, 10)
     assert (same.noise_multiplier, same.max_grad_norm, same.expected_batch_size) == (1.5, C, 4)
     for x, y in loader:
         returned(wrapped(x), y).backward()
         same.step()
-    engine.save_checkpoint(path=tmp_path / "run", module=wrapped, optimizer=optimizer)
+    engine.save_checkpoint(path=tmp_path / "run", module=wrapped, optimizer=same)
     assert engine.accountant.get_epsilon(delta=1e-3) == engine.get_epsilon(1e-3)
     engine._begun.close()
-    again = net()
-    resumed = noisette.PrivateRun.resume(
-        tmp_path / "run", noisette.PerExampleClip(again, C), torch.optim.SGD(again.parameters(), lr=0.1), records
-    )
-    assert resumed.steps_taken == 10
+    again, other = net(), PrivacyEngine(ledger=tmp_path / "ledger.jsonl")
+    _, wrapped_again, optimizer, loader = private(again, records, engine=other, batch_size=4, noise_multiplier=9.0)
+    other.load_checkpoint(path=tmp_path / "run", module=wrapped_again, optimizer=optimizer)
+    assert (other._begun.steps_taken, optimizer.noise_multiplier) == (10, 1.5)
     assert all(torch.equal(p, q) for p, q in zip(again.parameters(), model.parameters(), strict=True))
-    resumed.close()
-    with pytest.raises(ValueError, match="ledger is in memory"):
+    for x, y in loader:
+        F.cross_entropy(wrapped_again(x), y).backward()
+        optimizer.step()
+    assert other._begun.steps_taken == 20
+    assert other.get_epsilon(1e-3) > engine.get_epsilon(1e-3)
+    with pytest.raises(PrivacyError, match="taken 20 steps"):
+        other.load_checkpoint(path=tmp_path / "run")
+    with pytest.raises(ValueError, match=r"ledger is in memory.*PrivacyEngine, ledger=PATH"):
         private(net(), records)[0].save_checkpoint(path=tmp_path / "other")
     assert isinstance(DPLSTM(2, 3), nn.LSTM)
-
-
-def test_a_generator_learns_from_the_released_discriminator() -> None:
-    """As of a DCGAN: the discriminator sees records and fakes before its step, and the generator learns after it."""
-    records = data(40)
-    critic, generator = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1)), nn.Linear(2, 5)
-    of_generator = torch.optim.SGD(generator.parameters(), lr=0.1)
-    _, wrapped, optimizer, loader = private(critic, records, batch_size=40)
-    for x, _ in loader:
-        drawn = torch.randn(len(x), 2)
-        fakes = generator(drawn)
-        (wrapped(x).mean() - wrapped(fakes.detach()).mean()).backward()
-        optimizer.step()
-        before = {name: p.grad.clone() for name, p in critic.named_parameters() if p.grad is not None}
-        wrapped(fakes).mean().backward()
-        [truth] = torch.autograd.grad(critic(again := fakes.detach().requires_grad_()).mean(), again)
-        torch.testing.assert_close(generator.weight.grad, truth.mT @ drawn)
-        assert all(torch.equal(p.grad, before[n]) for n, p in critic.named_parameters() if p.grad is not None)
-        of_generator.step()
-    x, _ = next(iter(loader))
-    with pytest.raises(PrivacyError, match="requires gradients"):
-        wrapped(x.requires_grad_())
+    with pytest.raises(TypeError, match=r"torch\.save\(model\.state_dict\(\)"):
+        torch.save(wrapped, tmp_path / "model.pt")

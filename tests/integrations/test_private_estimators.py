@@ -9,6 +9,7 @@ import pytest
 import torch
 from sklearn import config_context
 from sklearn.base import clone
+from sklearn.datasets import load_diabetes
 from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
@@ -121,7 +122,13 @@ def test_clones_write_to_the_same_ledger() -> None:
     assert clone(model).get_params() == model.get_params()
 
 
-def test_noise_that_hides_everything_is_warned_of() -> None:
+def test_a_number_of_few_rows_is_predicted_better_than_by_a_constant_or_warned_of() -> None:
+    rows, numbers = load_diabetes(return_X_y=True)
+    public: dict[str, Any] = {"size": 442, "bounds": (-0.2, 0.2), "target_bounds": (0, 350)}
+    scores = [PrivateRegressor(epsilon=1, **public).fit(rows, numbers).score(rows, numbers) for _ in range(3)]
+    assert np.median(scores) > 0.1
+    with pytest.warns(UserWarning, match="use more rows, a larger epsilon"):
+        PrivateRegressor(epsilon=0.3, **public).fit(rows, numbers)
     with pytest.warns(UserWarning, match="noise hides what there is to learn.*noisette plan"):
         classifier(epsilon=1e-3, epochs=0.6).fit(X, Y)
 

@@ -16,9 +16,8 @@ transformers = pytest.importorskip("transformers", reason="Hugging Face's transf
 
 from transformers import BertForSequenceClassification, TrainerCallback, default_data_collator  # noqa: E402
 
-import noisette  # noqa: E402
 import noisette.integrations.transformers as module_of_trainer  # noqa: E402
-from noisette import PerExampleClip, PrivacyError  # noqa: E402
+from noisette import Ledger, PerExampleClip, PldAccountant, PrivacyError  # noqa: E402
 from noisette.integrations.transformers import Padding, PrivateTrainer, PrivateTrainingArguments  # noqa: E402
 from noisette.run.loading import records_of  # noqa: E402
 from oracle import clipped_sum  # noqa: E402
@@ -72,8 +71,8 @@ def test_one_release_a_step_and_no_loss_in_the_logs(tmp_path: Path) -> None:
     assert done.global_step == 8  # two epochs at a rate of 2 / 8
     assert watching.events == ["train", *["step", "released"] * 8, "end"]
     assert done.metrics["epsilon"] <= 8.0
-    with noisette.Ledger(tmp_path / "ledger.jsonl") as ledger:
-        spent = noisette.PldAccountant().compose(ledger.events).epsilon(delta=1e-3)
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        spent = PldAccountant().compose(ledger.events).epsilon(delta=1e-3)
         assert (spent, sum(ledger.events.values())) == (pytest.approx(done.metrics["epsilon"]), 8)
     logged = trainer.state.log_history
     assert [line["epsilon"] for line in logged] == sorted(line["epsilon"] for line in logged)
@@ -100,7 +99,7 @@ def stopped(folder: Path, after: int, every: int, **changed: Any) -> Any:
 def test_a_crashed_run_goes_on_within_its_budget(tmp_path: Path) -> None:
     args = stopped(tmp_path, 5, every=3)
     assert paid(tmp_path) >= 5
-    with pytest.raises((ValueError, noisette.PrivacyError)):
+    with pytest.raises((ValueError, PrivacyError)):
         PrivateTrainer(model(), args, train_dataset=records(LENGTHS[:-1])).train(resume_from_checkpoint=True)
     again = PrivateTrainer(model(), args, train_dataset=records())
     done = again.train(resume_from_checkpoint=True)

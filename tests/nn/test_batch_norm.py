@@ -1,9 +1,8 @@
 """Norms in the place of batch norm against autograd by hand, and how they get there."""
 
 import copy
-import itertools
 from collections.abc import Callable
-from itertools import cycle
+from itertools import cycle, pairwise
 from typing import Any
 
 import pytest
@@ -38,7 +37,7 @@ class ByHand:
         self.model = copy.deepcopy(model)
         self.in_public = True
         inputs: dict[nn.Module, Tensor] = {}
-        for before, norm in itertools.pairwise(list(self.model.modules())):
+        for before, norm in pairwise(list(self.model.modules())):
             if isinstance(norm, _BatchNorm):
                 layer = before if isinstance(before, nn.Linear) or hasattr(before, "kernel_size") else None
                 if layer is not None:
@@ -125,7 +124,7 @@ def test_statistics_are_recomputed_after_every_k_changes_of_the_weights() -> Non
         seen.append(model[1].running_mean.clone())
         with torch.no_grad():
             model[0].weight.add_(0.1)
-    assert [not torch.equal(a, b) for a, b in itertools.pairwise(seen)] == [False, False, True, False, False, True]
+    assert [not torch.equal(a, b) for a, b in pairwise(seen)] == [False, False, True, False, False, True]
     model.eval()(public)
     torch.testing.assert_close(model[1].running_mean, (public @ model[0].weight.t() + model[0].bias).mean(0))
 

@@ -14,9 +14,8 @@ from model_cases import Case, cross_entropy, labelled
 from noisette.clipping.engines import BookKeeping
 from noisette.data import DataError
 from noisette.nn import models
-from papers import networks
 from papers.glove import MOST_FREQUENT, PADDING, UNKNOWN, WHOLE, Vocabulary, glove, read_vectors, read_vectors_npz
-from papers.networks import LayerNormLSTM
+from papers.networks import LayerNormLSTM, bilstm_dl, lenet_5, light_vgg, ln_bilstm_dl, tf_tutorial, vgg
 
 IMAGE, COLOUR, TEXT = (1, 28, 28), (3, 32, 32), (5, 6)
 # Shape of an example, classes, and the number of parameters as published.
@@ -45,12 +44,12 @@ def test_networks_have_the_published_number_of_parameters(name, shape, classes, 
 
 
 SMALL = {
-    "lenet-5": (networks.lenet_5, (1, 12, 13)),
-    "ln-light-vgg": (partial(networks.light_vgg, width=2, norm=models.layer_norm), (3, 8, 8)),
-    "ln-tf-tutorial": (partial(networks.tf_tutorial, norm=models.layer_norm), (1, 24, 24)),
-    "vgg-16": (partial(networks.vgg, width=2, norm=models.layer_norm), (3, 32, 32)),
-    "bilstm-dl": (partial(networks.bilstm_dl, dropout=0.0), TEXT),
-    "ln-bilstm-dl": (partial(networks.ln_bilstm_dl, dropout=0.0), TEXT),
+    "lenet-5": (lenet_5, (1, 12, 13)),
+    "ln-light-vgg": (partial(light_vgg, width=2, norm=models.layer_norm), (3, 8, 8)),
+    "ln-tf-tutorial": (partial(tf_tutorial, norm=models.layer_norm), (1, 24, 24)),
+    "vgg-16": (partial(vgg, width=2, norm=models.layer_norm), (3, 32, 32)),
+    "bilstm-dl": (partial(bilstm_dl, dropout=0.0), TEXT),
+    "ln-bilstm-dl": (partial(ln_bilstm_dl, dropout=0.0), TEXT),
 }
 
 

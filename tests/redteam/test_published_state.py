@@ -18,9 +18,8 @@ from torch.nn.utils import parametrizations
 from torch.utils._pytree import tree_flatten
 from torch.utils.data import Dataset
 
-import noisette
 from model_cases import Forward
-from noisette import PrivacyError
+from noisette import PrivacyError, PrivateRun, RdpAccountant
 from noisette.core.noise import SecretKey
 from noisette.core.release import GaussianRelease
 from noisette.core.steps import seed_secretly
@@ -49,8 +48,8 @@ def _known_release(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GaussianRelease, "__call__", release)
 
 
-def run_of(model: nn.Module, records: int = SIZE, steps: int = STEPS, data: Any = None) -> noisette.PrivateRun:
-    clip, accountant = {"max_grad_norm": 1.0, "capture": "eager"}, noisette.RdpAccountant()
+def run_of(model: nn.Module, records: int = SIZE, steps: int = STEPS, data: Any = None) -> PrivateRun:
+    clip, accountant = {"max_grad_norm": 1.0, "capture": "eager"}, RdpAccountant()
     declared = {"sampling_rate": 1.0, "expected_batch_size": 8, "steps": steps, "accountant": accountant}
     return start(model, (X[:records], Y[:records]) if data is None else data, clip=clip, **declared)
 
@@ -148,7 +147,7 @@ WRITTEN: dict[str, Callable[[Any, Tensor], object]] = {
 }
 
 
-def train_writing(run: noisette.PrivateRun, model: nn.Module, name: str) -> None:
+def train_writing(run: PrivateRun, model: nn.Module, name: str) -> None:
     for x, y in next(run.batches()).microbatches(4):
         WRITTEN[name](model, x)
         run.accumulate(cross_entropy, x, y)

@@ -10,9 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD
 
-import noisette
 from model_cases import Forward
-from noisette import PerExampleClip, PrivacyError, engines
+from noisette import PerExampleClip, PrivacyError, PrivateRun, engines
 from oracle import clipped_sum
 from small_loop import loss as cross_entropy
 from small_loop import start, take_steps
@@ -33,7 +32,7 @@ def by_name(*functions: Any) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("function", functions, ids=lambda f: f.__name__)
 
 
-def run_of(model: nn.Module, data: Any, *, steps: int = 1, **clip: Any) -> noisette.PrivateRun:
+def run_of(model: nn.Module, data: Any, *, steps: int = 1, **clip: Any) -> PrivateRun:
     model.zero_grad()
     optimizer, clip = SGD(model.parameters(), lr=0.0), {"max_grad_norm": C, **clip}
     declared = {"sampling_rate": 1.0, "expected_batch_size": 1, "steps": steps, "noise_multiplier": 1e-9}

@@ -5,8 +5,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies
 from torch import Tensor
 
 from noisette.core.forms import Examples, compact
@@ -49,22 +48,22 @@ def check(operation: Callable[..., Tensor], x: Tensor, w: Tensor, examples: Exam
         torch.testing.assert_close(norms(form), truth.flatten(1).square().sum(1), **TOLERANCE)
 
 
-def distinct(axes: int, *numbers: int) -> st.SearchStrategy[tuple[int, ...]]:
+def distinct(axes: int, *numbers: int) -> strategies.SearchStrategy[tuple[int, ...]]:
     """A different one of these numbers for each axis."""
-    return st.permutations(numbers).map(lambda order: tuple(order[:axes]))
+    return strategies.permutations(numbers).map(lambda order: tuple(order[:axes]))
 
 
-GROUPS = st.sampled_from([(1, 2, 3), (2, 4, 6), (3, 3, 6), (2, 2, 2)])  # groups, channels, outputs
+GROUPS = strategies.sampled_from([(1, 2, 3), (2, 4, 6), (3, 3, 6), (2, 2, 2)])  # groups, channels, outputs
 
 
-@st.composite
-def convolutions(draw: st.DrawFn, axes: int):
+@strategies.composite
+def convolutions(draw: strategies.DrawFn, axes: int):
     kernel, stride, dilation = (draw(distinct(axes, 1, 2, 3)) for _ in range(3))
-    padding = draw(distinct(axes, 0, 1, 2, 3) | st.sampled_from(["valid", "same"]))
+    padding = draw(distinct(axes, 0, 1, 2, 3) | strategies.sampled_from(["valid", "same"]))
     if padding == "same":
         stride = (1,) * axes
     groups, channels, outputs = draw(GROUPS)
-    size = tuple(draw(st.integers(1, 7)) for _ in range(axes))
+    size = tuple(draw(strategies.integers(1, 7)) for _ in range(axes))
     around = (0,) * axes if isinstance(padding, str) else padding
     spans = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
     assume(padding == "same" or all(n + 2 * p >= s for n, p, s in zip(size, around, spans, strict=True)))
@@ -72,13 +71,13 @@ def convolutions(draw: st.DrawFn, axes: int):
     return FORWARD[axes - 1], (channels, *size), (outputs, channels // groups, *kernel), numbers
 
 
-@st.composite
-def transposed_convolutions(draw: st.DrawFn, axes: int):
+@strategies.composite
+def transposed_convolutions(draw: strategies.DrawFn, axes: int):
     kernel, stride, dilation = (draw(distinct(axes, 1, 2, 3)) for _ in range(3))
     padding = draw(distinct(axes, 0, 1, 2, 3))
-    extra = tuple(draw(st.integers(0, max(s, d) - 1)) for s, d in zip(stride, dilation, strict=True))
+    extra = tuple(draw(strategies.integers(0, max(s, d) - 1)) for s, d in zip(stride, dilation, strict=True))
     groups, channels, outputs = draw(GROUPS)
-    size = tuple(draw(st.integers(1, 5)) for _ in range(axes))
+    size = tuple(draw(strategies.integers(1, 5)) for _ in range(axes))
     each = zip(size, stride, dilation, kernel, extra, padding, strict=True)
     assume(all((n - 1) * s + d * (k - 1) + 1 + e > 2 * p for n, s, d, k, e, p in each))
     numbers = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups, "output_padding": extra}
@@ -88,7 +87,7 @@ def transposed_convolutions(draw: st.DrawFn, axes: int):
 @pytest.mark.parametrize("kind", [convolutions, transposed_convolutions])
 @pytest.mark.parametrize("axes", [1, 2, 3])
 def test_lattice(kind, axes: int) -> None:
-    @given(kind(axes), st.integers(1, 2 if axes < 3 else 1))
+    @given(kind(axes), strategies.integers(1, 2 if axes < 3 else 1))
     @settings(max_examples=25, deadline=None, derandomize=True)
     def run(case, images: int) -> None:  # of each example; volumes have one
         operation, image, weight, numbers = case

@@ -13,8 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import noisette
-from noisette import AdaptiveClip, PerExampleClip
+from noisette import AdaptiveClip, PerExampleClip, PrivateRun
 from noisette.capture.captured import Captured
 from noisette.core.noise import GaussianNoise
 from noisette.errors import PrivacyError
@@ -44,12 +43,12 @@ def net() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
 
 
-def begin(model: nn.Module, optimizer: torch.optim.Optimizer) -> noisette.PrivateRun:
+def begin(model: nn.Module, optimizer: torch.optim.Optimizer) -> PrivateRun:
     declared = {"steps": 4, "sampling_rate": 0.2, "expected_batch_size": 40}
     return start(model, (X, Y), optimizer=optimizer, clip={"max_grad_norm": 1.0, "capture": "eager"}, **declared)
 
 
-def gradients_of(run: noisette.PrivateRun, step: Callable[[], object]) -> list[Tensor]:
+def gradients_of(run: PrivateRun, step: Callable[[], object]) -> list[Tensor]:
     gradients = []
     for batch in run.batches():
         for x, y in batch.microbatches(25):

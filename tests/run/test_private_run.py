@@ -12,9 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import noisette
 from model_cases import Forward
-from noisette import Gaussian, Ledger, MomentsAccountant, PrivacyError, PrivateRun, RdpAccountant
+from noisette import Gaussian, Ledger, MomentsAccountant, PrivacyError, PrivateRun, RdpAccountant, close_run, engines
 from noisette.core.batches import Batch
 from noisette.core.noise import GaussianNoise, SecretKey
 from noisette.core.release import ROUNDING
@@ -87,9 +86,7 @@ def test_empty_batch_is_a_step_of_noise_alone():
 
 
 @pytest.mark.parametrize(
-    "engine",
-    [noisette.engines.BookKeeping(), noisette.engines.ReweightGP(), noisette.engines.PerExampleLoop()],
-    ids=lambda e: type(e).__name__,
+    "engine", [engines.BookKeeping(), engines.ReweightGP(), engines.PerExampleLoop()], ids=lambda e: type(e).__name__
 )
 def test_record_that_is_not_a_number_changes_nothing_at_all(engine):
     """Not the weights, not a step, not an error; at every rate it is as if the record were not there."""
@@ -126,7 +123,7 @@ PROBLEMS = {
     "delta above 1/size": ({"delta": 0.02}, "one over the declared size"),
     "rate above one": ({"sampling_rate": 1.5}, "sampling_rate"),
     "a name for an accountant": ({"accountant": "rdp"}, r"such as noisette.PldAccountant\(\), got accountant='rdp'"),
-    "a class for a ledger": ({"ledger": noisette.Ledger}, "a noisette.Ledger or the path of its file, got <class"),
+    "a class for a ledger": ({"ledger": Ledger}, "a Ledger or the path of its file, got <class"),
     "a file for records": ({"dataset": "patients.csv"}, "a str has no length and index by record"),
     "a name for an engine": ({"clip": {"max_grad_norm": 1.0, "engine": "vmap"}}, "got engine='vmap'"),
 }
@@ -193,7 +190,7 @@ def test_epsilon_where_delta_is_below_the_tail():
 
 
 def test_step_is_reserved_before_its_batch_is_drawn(tmp_path, monkeypatch):
-    ledger = noisette.Ledger(tmp_path / "ledger.jsonl")
+    ledger = Ledger(tmp_path / "ledger.jsonl")
     with start(small(), ledger=ledger, steps=20) as run:
         reserved, draw = [], type(run._sampler).indices
 
@@ -205,7 +202,7 @@ def test_step_is_reserved_before_its_batch_is_drawn(tmp_path, monkeypatch):
         take_steps(run)
         assert all(count > step for step, count in reserved)
         assert ledger.committed == 20
-    assert noisette.Ledger.read(tmp_path / "ledger.jsonl").events == {run.event: 20}
+    assert Ledger.read(tmp_path / "ledger.jsonl").events == {run.event: 20}
 
 
 def whole(run: PrivateRun) -> tuple[Tensor, Tensor]:
@@ -303,7 +300,7 @@ def test_a_run_and_its_batches_show_what_was_declared():
         assert "977" not in text + run._repr_html_()  # the number of rows
         assert repr(next(run.batches())) == "<Batch: expected size 500>"
     assert JointBatch.__repr__ is Batch.__repr__  # a dataclass would write its own, with the indices
-    assert "<script>" not in noisette.Ledger(dataset="<script>")._repr_html_()
+    assert "<script>" not in Ledger(dataset="<script>")._repr_html_()
 
 
 def parts() -> tuple[nn.Sequential, torch.optim.Optimizer]:
@@ -332,7 +329,7 @@ def test_a_run_that_was_interrupted_within_a_batch_is_closed_without_its_handle(
                 raise KeyboardInterrupt
     with pytest.raises(PrivacyError, match=r"close this run and start another with noisette\.privatize"):
         next(lost.batches())
-    noisette.close_run(model)
+    close_run(model)
     assert float(model.get_buffer("scale")) == 1.0
     assert torch.equal(torch.rand(2), expected)
     second = begin(model, optimizer, ledger=lost.ledger)

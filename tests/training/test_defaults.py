@@ -33,14 +33,14 @@ def test_the_rate_is_in_units_of_the_clipping_norm_and_limited_by_curvature():
     rate = learning_rate_for(**RULE)
     assert learning_rate_for(**RULE, max_grad_norm=0.1) == pytest.approx(10 * rate)
     assert learning_rate_for(**RULE, curvature=2.0) == 0.5 < rate
-    assert learning_rate_for(**RULE, curvature=1e-6) == rate
+    assert learning_rate_for(**RULE, curvature=1e-6) * math.sqrt(400 * 100) * 5 / 200 == pytest.approx(4.0), "by noise"
     assert learning_rate_for(**RULE, momentum=0.9) == pytest.approx(rate / 10)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
 def test_steps_settle_at_twice_the_rate_of_the_curvature_and_not_beyond(momentum):
     """Heavy-ball steps on a parabola of this curvature."""
-    rate = learning_rate_for(**RULE, momentum=momentum, reach=1e9, curvature=3.0)
+    rate = learning_rate_for(**RULE | {"noise_multiplier": 0.1}, momentum=momentum, reach=1e9, curvature=3.0)
 
     def last(factor: float) -> float:
         weight, velocity = 1.0, 0.0

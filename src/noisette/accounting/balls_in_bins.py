@@ -7,10 +7,8 @@ is added. Both are convex in each Y_j. Hence all numbers may be rounded to a gri
 its two neighbours such that its mean stays: delta never falls, also composed with others. The sum follows by doubling.
 """
 
-from __future__ import annotations
-
 import math
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import scipy  # scipy.special, a fifth of a second, is imported on first use
@@ -83,7 +81,7 @@ class _Sum(NamedTuple):
         low, mean = self.values[0], float(self.values @ self.masses)
         return 2.0 ** math.floor(math.log2(min(low / WIDTH, (mean - low) / (2 * WIDTH))))
 
-    def plus(self, other: _Sum) -> _Sum:
+    def plus(self, other: Self) -> Self:
         unit = max(self.unit, other.unit)
         (start, a), (second, b) = self._rows(unit), other._rows(unit)
         rows = max(len(a), len(b)) + 1
@@ -102,9 +100,9 @@ class _Sum(NamedTuple):
             found[row] += sums[:WIDTH]
             found[row + 1] += _halved(sums[WIDTH:])[:WIDTH]
             lower_a, lower_b = _halved(whole_a), _halved(whole_b)
-        return _Sum(self.batches + other.batches, start + second + _points(unit, rows), found.ravel())
+        return type(self)(self.batches + other.batches, start + second + _points(unit, rows), found.ravel())
 
-    def without_ends(self, bins: int, share: float) -> _Sum:
+    def without_ends(self, bins: int, share: float) -> Self:
         """The sum with values moved inwards that a pass, of ``bins / batches`` such sums, hardly has.
 
         Small ones have at most this probability without the record, and large ones with it.
@@ -118,7 +116,7 @@ class _Sum(NamedTuple):
         masses[first] += masses[:first].sum()
         masses[last] += masses[last + 1 :].sum()
         kept = first + np.flatnonzero(masses[first : last + 1])
-        return _Sum(self.batches, self.values[kept], masses[kept])
+        return type(self)(self.batches, self.values[kept], masses[kept])
 
     def _rows(self, unit: float) -> tuple[float, np.ndarray]:
         """The least value, and the probabilities on the points of the grid above it, one row for each distance."""

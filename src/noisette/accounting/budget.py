@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Self
 
-from noisette import errors as checks
 from noisette.accounting.calibrate import SEE_PLAN, Given, check_ranges
 from noisette.accounting.events import Event, StepRelease, event_of, facts_of
 from noisette.accounting.filters import RenyiFilter, RenyiOdometer, all_events
 from noisette.accounting.interface import Accountant
 from noisette.accounting.ledger import Ledger, RecordedRun, declared
-from noisette.errors import PrivacyError
+from noisette.errors import PrivacyError, all_of, count, exactly_one, open_fraction, positive
 
 
 def check_numbers(
@@ -24,16 +23,18 @@ def check_numbers(
 
     ``plan`` are the sampling rate, steps, public size and epochs, or ``None``.
     """
-    checks.all_of(
+    all_of(
         partial(_check_budget_is_complete, epsilon, noise_multiplier, delta),
-        partial(checks.exactly_one, sampling_rate=plan["sampling_rate"], public_size=plan["public_size"]),
-        partial(checks.exactly_one, steps=plan["steps"], epochs=plan["epochs"]),
-        partial(checks.positive, expected_batch_size=expected_batch_size),
+        partial(exactly_one, sampling_rate=plan["sampling_rate"], public_size=plan["public_size"]),
+        partial(exactly_one, steps=plan["steps"], epochs=plan["epochs"]),
+        partial(positive, expected_batch_size=expected_batch_size),
         partial(check_ranges, **plan, epsilon=epsilon, noise_multiplier=noise_multiplier, delta=delta),
     )
 
 
 def _check_budget_is_complete(epsilon: Given, noise_multiplier: Given, delta: Given) -> None:
+    if epsilon == math.inf or noise_multiplier == 0:
+        raise ValueError("to debug without noise, on public records, give noise_multiplier=1e-9 and no epsilon")
     if epsilon is None and noise_multiplier is None:
         raise ValueError("expected epsilon, noise_multiplier or both, got neither")
     if epsilon is not None and delta is None:
@@ -87,10 +88,10 @@ class RunParameters:
         event = event_of(facts["event"])
         if not isinstance(event, StepRelease):
             raise ValueError(f"a run of steps does not release a {event!r}")
-        checks.count(steps=facts["steps"])
+        count(steps=facts["steps"])
         if type(facts["run"]) is not str or not facts["run"]:
             raise ValueError(f"expected the id of a run as text, got {facts['run']!r}")
-        checks.positive(expected_batch_size=facts["expected_batch_size"])
+        positive(expected_batch_size=facts["expected_batch_size"])
         numbers = (facts[name] for name in ("expected_batch_size", "steps", "delta", "epsilon", "run"))
         return cls(event, *numbers, declaration=str(facts.get("declaration", "")))
 
@@ -114,7 +115,7 @@ class PrivacyBudget:
 
     def epsilon(self, *, delta: float) -> float:
         """Epsilon of the ledger at this delta; of several declarations that of the odometer, or the budget if kept."""
-        checks.open_fraction(delta=delta)
+        open_fraction(delta=delta)
         left = delta - NOISE_TAIL
         declarations = self.ledger.declarations
         if left <= 0:

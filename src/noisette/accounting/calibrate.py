@@ -278,7 +278,7 @@ def schedule(
         assert public_size is not None
         sampling_rate = expected_batch_size / public_size
         if sampling_rate > 1:
-            raise ValueError(f"expected a batch of at most all {public_size} records, got {expected_batch_size}")
+            raise ValueError(f"a batch of {expected_batch_size} exceeds the declared size of {public_size} records")
     if steps is None:
         assert epochs is not None
         steps = max(1, round(epochs / sampling_rate))

@@ -1,7 +1,5 @@
 """The ledger: an append-only record of all releases, each written before it happens."""
 
-from __future__ import annotations
-
 import operator
 import os
 import secrets
@@ -46,12 +44,12 @@ class Tally(NamedTuple):
         """The number that counts towards the privacy cost: all releases that may have happened."""
         return self.reserved - self.given_back + self.charged
 
-    def with_all(self, other: Tally) -> Tally:
-        return Tally(*map(operator.add, self, other))
+    def with_all(self, other: Self) -> Self:
+        return type(self)(*map(operator.add, self, other))
 
-    def after(self, kind: Kind, steps: int) -> Tally:
+    def after(self, kind: Kind, steps: int) -> Self:
         """The tally after a line of this kind; a ``ValueError`` if more would be committed than were reserved."""
-        tally = self.with_all(Tally(*(steps * (kind is of) for of in Kind)))
+        tally = self.with_all(type(self)(*(steps * (kind is of) for of in Kind)))
         if tally.committed + tally.given_back > tally.reserved:
             done = f"{tally.committed} steps committed and {tally.given_back} given back"
             raise ValueError(f"{done} are more than the {tally.reserved} reserved")

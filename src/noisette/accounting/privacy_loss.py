@@ -1,11 +1,9 @@
 """Distributions of the privacy loss of single releases."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, reduce
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import scipy  # scipy.special, a fifth of a second, is imported on first use
@@ -36,7 +34,7 @@ class Mixture:
     shifts: np.ndarray
 
     @classmethod
-    def of(cls, event: Sampled | OfSeveral) -> Mixture:
+    def of(cls, event: Sampled | OfSeveral) -> Self:
         """The mixture of a release: the number of the records of a group or user in the batch is binomial."""
         release, k = (event.event, event.records) if isinstance(event, OfSeveral) else (event, 1)
         i = np.arange(k + 1)
@@ -86,6 +84,15 @@ def log_binomial(k: np.ndarray, n: int, q: float) -> np.ndarray:
     return of_subsets + scipy.special.xlogy(k, q) + scipy.special.xlog1py(n - k, -q)
 
 
+class Tilted(NamedTuple):
+    """A tilted distribution: logarithm of the mean of ``exp(c * loss)``, weights that add up to 1, mean, variance."""
+
+    log_mean: float
+    weights: np.ndarray
+    mean: float
+    variance: float
+
+
 @dataclass(frozen=True, eq=False)
 class LossDistribution:
     """The values of the privacy loss in one direction, with their probabilities under the first of the two outputs.
@@ -116,27 +123,18 @@ class LossDistribution:
         mean = float(weights @ self.losses)
         return Tilted(top + np.log(total), weights, mean, float(weights @ (self.losses - mean) ** 2))
 
-    def with_value(self, loss: float, mass: float) -> LossDistribution:
+    def with_value(self, loss: float, mass: float) -> Self:
         """With one more value, which may be ``inf``."""
         if loss == np.inf:
-            return LossDistribution(self.losses, self.masses, min(1.0, self.lost + mass))
-        return self.joined_with(LossDistribution(np.array([loss]), np.array([mass]))) if mass > 0 else self
+            return type(self)(self.losses, self.masses, min(1.0, self.lost + mass))
+        return self.joined_with(type(self)(np.array([loss]), np.array([mass]))) if mass > 0 else self
 
-    def joined_with(self, other: LossDistribution) -> LossDistribution:
+    def joined_with(self, other: Self) -> Self:
         losses, masses = np.concatenate((self.losses, other.losses)), np.concatenate((self.masses, other.masses))
-        return LossDistribution(losses, masses, min(1.0, self.lost + other.lost))
+        return type(self)(losses, masses, min(1.0, self.lost + other.lost))
 
-    def scaled(self, probability: float) -> LossDistribution:
-        return LossDistribution(self.losses, self.masses * probability, self.lost * probability)
-
-
-class Tilted(NamedTuple):
-    """A tilted distribution: logarithm of the mean of ``exp(c * loss)``, weights that add up to 1, mean, variance."""
-
-    log_mean: float
-    weights: np.ndarray
-    mean: float
-    variance: float
+    def scaled(self, probability: float) -> Self:
+        return type(self)(self.losses, self.masses * probability, self.lost * probability)
 
 
 class Directions(NamedTuple):
@@ -400,7 +398,7 @@ class TruncatedCase:
     rate_if_full: float
 
     @classmethod
-    def of(cls, event: TruncatedPoissonGaussian, fewest: int, most: int) -> TruncatedCase:
+    def of(cls, event: TruncatedPoissonGaussian, fewest: int, most: int) -> Self:
         least, largest = (_full(event, others) for others in (fewest, most))
         rate = event.sampling_rate
         if least > 0:  # q E[B / (n + 1) | n >= B], where n other records were drawn, is a quotient of two tails

@@ -10,8 +10,6 @@ instead, and each draw is weighted by the ratio of the densities. That weighted 
 known bound, so an exact confidence interval follows from a count.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -196,6 +194,27 @@ def audit_cost(
     return CostAudit(epsilon, delta, least, most, tuple(sorted(left_out)))
 
 
+class _Cells:
+    """Losses of releases of which an attacker sees the cell, of probability ``p`` or ``q``."""
+
+    def __init__(self, p: np.ndarray, q: np.ndarray, times: int) -> None:
+        known = (p > 0) & (q > 0)
+        self._log_p, self._loss = np.log(p[known]), np.log(p[known]) - np.log(q[known])
+        self._times = times
+
+    def log_mean(self, tilt: int) -> float:
+        return self._times * float(np.logaddexp.reduce(self._log_p + tilt * self._loss))
+
+    def sums(self, tilt: int, samples: int, random: np.random.Generator) -> np.ndarray:
+        """Sums of all losses, of density in proportion to that under P times exp(tilt * sum), (samples,)."""
+        log_weights = self._log_p + tilt * self._loss
+        weights = np.exp(log_weights - np.logaddexp.reduce(log_weights))
+        likeliest = np.argsort(-weights)  # of the last cells there are no draws left to be counted
+        chosen, loss = weights[likeliest] / weights.sum(), self._loss[likeliest]
+        blocks = [min(1000, samples - k) for k in range(0, samples, 1000)]
+        return np.concatenate([random.multinomial(self._times, chosen, size=n) @ loss for n in blocks])
+
+
 def _limits(
     losses: Sequence[_Cells], epsilon: float, samples: int, alpha: float, random: np.random.Generator
 ) -> tuple[float, float]:
@@ -251,24 +270,3 @@ def _mixture(rate: float, records: int, shift: float) -> np.ndarray:
     inside = np.arange(records + 1)
     weights = binom.pmf(inside, records, rate)
     return np.stack([sum(w * of_cells(k * shift) for k, w in zip(inside, weights, strict=True)), of_cells(0.0)])
-
-
-class _Cells:
-    """Losses of releases of which an attacker sees the cell, of probability ``p`` or ``q``."""
-
-    def __init__(self, p: np.ndarray, q: np.ndarray, times: int) -> None:
-        known = (p > 0) & (q > 0)
-        self._log_p, self._loss = np.log(p[known]), np.log(p[known]) - np.log(q[known])
-        self._times = times
-
-    def log_mean(self, tilt: int) -> float:
-        return self._times * float(np.logaddexp.reduce(self._log_p + tilt * self._loss))
-
-    def sums(self, tilt: int, samples: int, random: np.random.Generator) -> np.ndarray:
-        """Sums of all losses, of density in proportion to that under P times exp(tilt * sum), (samples,)."""
-        log_weights = self._log_p + tilt * self._loss
-        weights = np.exp(log_weights - np.logaddexp.reduce(log_weights))
-        likeliest = np.argsort(-weights)  # of the last cells there are no draws left to be counted
-        chosen, loss = weights[likeliest] / weights.sum(), self._loss[likeliest]
-        blocks = [min(1000, samples - k) for k in range(0, samples, 1000)]
-        return np.concatenate([random.multinomial(self._times, chosen, size=n) @ loss for n in blocks])

@@ -4,8 +4,6 @@ Guarantee: does not depend on the graph being faithful. It computes the norms of
 clipping norm enters as an input, and the examples were apart in ``vmap`` when it was traced.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,6 +35,39 @@ class _Kind:
     captured: Captured
     # By the rows of a graph: the names of the sums that it gives, and the tensors that it uses besides its arguments.
     graphs: dict[int, tuple[tuple[str, ...], tuple[Tensor, ...]]] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class _TracedStep:
+    """The private step as a function of tensors: bounds, which rows count, and rows of the batch.
+
+    Gives the sums, the norms and whether all gradients are finite. A gradient that is not has the factor zero; where
+    the host does not wait to learn of it, the graph leaves it out. ``names`` are those of the sums, after a call.
+    """
+
+    step: Step
+    loss: Loss
+    microbatch: Microbatch
+    groups: Sequence[Group]
+    public: Public
+    names: tuple[str, ...] | None = None
+
+    def eager(self) -> ClippedSum:
+        return self.step(self.loss, self.microbatch, Clipping(self.groups), self.public, traced=False)
+
+    def __call__(self, bounds: Tensor, real: Tensor, *rows: Tensor) -> list[Tensor]:
+        waits = may_wait(real.device)
+        finite: list[Tensor] = []
+
+        def factors(norms: Tensor) -> Tensor:
+            found = factors_within(bounds, self.groups, norms)
+            finite.append(found.isfinite())
+            return torch.where(finite[0] & real if waits else real, found, 0)
+
+        clipping = Clipping(self.groups, factors, are_finite=waits)
+        clipped = self.step(self.loss, self.microbatch.with_tensors(rows), clipping, self.public, traced=True)
+        self.names = tuple(clipped.sums)
+        return [*(total.detach() for total in clipped.sums.values()), clipped.norms, finite[0].all()]
 
 
 class CapturedSteps:
@@ -128,39 +159,6 @@ class CapturedSteps:
             idle = next((key for key, kind in self._kinds.items() if not kind.captured.operations), None)
             return self._kinds.pop(idle, None) is not None
         return True
-
-
-@dataclass(eq=False)
-class _TracedStep:
-    """The private step as a function of tensors: bounds, which rows count, and rows of the batch.
-
-    Gives the sums, the norms and whether all gradients are finite. A gradient that is not has the factor zero; where
-    the host does not wait to learn of it, the graph leaves it out. ``names`` are those of the sums, after a call.
-    """
-
-    step: Step
-    loss: Loss
-    microbatch: Microbatch
-    groups: Sequence[Group]
-    public: Public
-    names: tuple[str, ...] | None = None
-
-    def eager(self) -> ClippedSum:
-        return self.step(self.loss, self.microbatch, Clipping(self.groups), self.public, traced=False)
-
-    def __call__(self, bounds: Tensor, real: Tensor, *rows: Tensor) -> list[Tensor]:
-        waits = may_wait(real.device)
-        finite: list[Tensor] = []
-
-        def factors(norms: Tensor) -> Tensor:
-            found = factors_within(bounds, self.groups, norms)
-            finite.append(found.isfinite())
-            return torch.where(finite[0] & real if waits else real, found, 0)
-
-        clipping = Clipping(self.groups, factors, are_finite=waits)
-        clipped = self.step(self.loss, self.microbatch.with_tensors(rows), clipping, self.public, traced=True)
-        self.names = tuple(clipped.sums)
-        return [*(total.detach() for total in clipped.sums.values()), clipped.norms, finite[0].all()]
 
 
 def padded_size(count: int) -> int:

@@ -194,7 +194,7 @@ def _check_batches(batch: float | None, size: int | None, group_size: int, bands
     if (batch is None) != (size is None):
         raise ValueError("expected_batch_size and size, the number of records in the data set, belong together")
     if isinstance(batch, int | float) and isinstance(size, int) and batch > size:
-        raise ValueError(f"expected a batch of at most all {size} records, got {batch:g}")
+        raise ValueError(f"a batch of {batch:g} exceeds the size of {size} records; give a smaller one")
     if bands is not None and group_size != 1:
         raise ValueError("bands are for single records; leave group_size out, or bands")
 

@@ -13,7 +13,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from noisette import errors as checks
 from noisette.accounting import Accountant, DiscreteGaussian, DpAmount, Event, Gaussian, Laplace, Ledger, Neighbouring
 from noisette.accounting.budget import NOISE_TAIL
 from noisette.accounting.calibrate import check_ranges
@@ -21,10 +20,9 @@ from noisette.accounting.events import ZcdpAmount, facts_of
 from noisette.accounting.filters import RenyiOdometer, check_one_relation, curve_for
 from noisette.accounting.ledger import LEDGER_FILE
 from noisette.accounting.registry import ACCOUNTANTS
-from noisette.cli import options
 from noisette.cli.account import in_words, json_number, rounded_up
-from noisette.cli.options import plain_errors
-from noisette.errors import UnsupportedEventError
+from noisette.cli.options import AsJson, OneOrAllAccountants, at_most, check_accountant, option, plain_errors
+from noisette.errors import UnsupportedEventError, all_of, count, exactly_one
 from noisette.training import run_folder
 
 
@@ -50,7 +48,7 @@ ledger = typer.Typer(
 )
 
 
-_stated = partial(options.option, panel="The release: give one of")
+_stated = partial(option, panel="The release: give one of")
 _PLACE = "A run folder, also that of a run which was cut off, or a ledger file, which a charge may begin."
 _LAPLACE = "Laplace noise of this scale, in units of the L1 sensitivity: 1 / epsilon."
 _DISCRETE = "A count with discrete Gaussian noise of this parameter sigma, where one record counts 1."
@@ -87,10 +85,10 @@ def charge(
     laplace: Annotated[float | None, _stated("F", _LAPLACE)] = None,
     discrete_gaussian: Annotated[float | None, _stated("F", _DISCRETE)] = None,
     gaussian: Annotated[float | None, _stated("F", _GAUSSIAN)] = None,
-    delta: Annotated[float, options.option("F", "The delta of --epsilon: 0 or more, below 1.")] = 0.0,
+    delta: Annotated[float, option("F", "The delta of --epsilon: 0 or more, below 1.")] = 0.0,
     per: Annotated[Neighbouring | None, _PER] = None,
     tool: Annotated[str, typer.Option(help="What was released and by which tool, for --zcdp and --epsilon.")] = "",
-    times: Annotated[int, options.option("N", "How many such releases: at least 1.")] = 1,
+    times: Annotated[int, option("N", "How many such releases: at least 1.")] = 1,
     dataset: Annotated[str | None, typer.Option(help="The name of the data set, for a new ledger.")] = None,
 ) -> None:
     """Record a release by another mechanism or another tool, so that the ledger holds everything on its data set.
@@ -107,10 +105,10 @@ def charge(
         "gaussian": (Gaussian, gaussian),
     }
     relation = per or Neighbouring.ADD_OR_REMOVE_ONE
-    *events, _, _ = checks.all_of(
+    *events, _, _ = all_of(
         *(partial(make, amount, neighbouring=relation) for make, amount in amounts.values() if amount is not None),
-        partial(checks.exactly_one, **{name: amount for name, (_, amount) in amounts.items()}),
-        partial(checks.count, times=times),
+        partial(exactly_one, **{name: amount for name, (_, amount) in amounts.items()}),
+        partial(count, times=times),
     )
     [event] = events
     if delta and epsilon is None:
@@ -142,7 +140,7 @@ def _read(place: Path) -> tuple[Path, Ledger, dict[str, str]]:
 
 @ledger.command()
 @plain_errors()
-def show(place: Place, *, as_json: options.AsJson = False) -> None:
+def show(place: Place, *, as_json: AsJson = False) -> None:
     """Show a ledger: each mechanism, and how often it was reserved, committed and given back.
 
     Example: noisette ledger show run
@@ -179,11 +177,11 @@ def _print(table: Table, below: Sequence[tuple[str, str]]) -> None:
 def price(
     place: Place,
     *,
-    delta: Annotated[float | None, options.option("F", "The delta of epsilon.", "that of the run")] = None,
-    accountant: options.OneOrAllAccountants = None,
-    group_size: Annotated[int, options.option("N", _TOGETHER)] = 1,
-    records_per_user: Annotated[int | None, options.option("N", _OF_USER)] = None,
-    as_json: options.AsJson = False,
+    delta: Annotated[float | None, option("F", "The delta of epsilon.", "that of the run")] = None,
+    accountant: OneOrAllAccountants = None,
+    group_size: Annotated[int, option("N", _TOGETHER)] = 1,
+    records_per_user: Annotated[int | None, option("N", _OF_USER)] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Compute the privacy cost of all releases in a ledger: every run, query and projection on its data set.
 
@@ -193,11 +191,11 @@ def price(
     Example: noisette ledger price run
     """
     together = {"group_size": group_size} if records_per_user is None else {"records_per_user": records_per_user}
-    *_, (path, read, signature) = checks.all_of(
+    *_, (path, read, signature) = all_of(
         partial(check_ranges, delta=delta),
-        partial(options.check_accountant, accountant),
-        partial(checks.count, **together),
-        partial(options.at_most, 100_000, **together),
+        partial(check_accountant, accountant),
+        partial(count, **together),
+        partial(at_most, 100_000, **together),
         partial(_read, place),
     )
     if records_per_user is not None and group_size != 1:
@@ -264,7 +262,7 @@ def price(
 @plain_errors()
 def verify(
     place: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.", show_default=False)],
-    key: Annotated[Path, options.option("PUBLIC.pem", "The public Ed25519 key of who trained the model.")],
+    key: Annotated[Path, option("PUBLIC.pem", "The public Ed25519 key of who trained the model.")],
 ) -> None:
     """Check, without the data, that a run folder is as it was signed by `noisette train --sign`.
 

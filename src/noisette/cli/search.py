@@ -14,8 +14,7 @@ from rich.console import Console
 from noisette import errors as checks
 from noisette.accounting import Ledger
 from noisette.accounting.calibrate import check_ranges
-from noisette.cli import options
-from noisette.cli.options import DataDir, FactsAsJson, option, plain_errors
+from noisette.cli.options import OUT, DataDir, FactsAsJson, option, plain_errors
 from noisette.cli.train import Watch, mention, mention_replaced, mention_weak, report
 from noisette.nn import models
 from noisette.training.recipe import Recipe, Settings, check_data, load_data, load_public
@@ -54,7 +53,7 @@ def search(
     shape: Annotated[float | None, option("F", _SHAPE, "what needs the least noise")] = None,
     holdout: Annotated[float | None, _SHARED] = None,
     score_noise: Annotated[float | None, option("F", _NOISE, "what costs a tenth of epsilon by itself")] = None,
-    out: Annotated[Path | None, option("DIR", options.OUT, "runs/NAME-search of the data")] = None,
+    out: Annotated[Path | None, option("DIR", OUT, "runs/NAME-search of the data")] = None,
     data_dir: DataDir = None,
     as_json: FactsAsJson = False,
 ) -> None:

@@ -266,7 +266,7 @@ def settled(context: typer.Context, mistakes: checks.Mistakes, out: Path | None,
         mistakes.check(partial(recipes.check_data, settings, unknown))
         mistakes.check(partial(models.check, settings.model.name))
         named = len(data.classes) if isinstance(data.classes, tuple) else data.classes
-        check_facts(data.size and data.trained(data.size), named)
+        check_facts(data.trained(data.size) if data.size and data.size > 0 else None, named)
         mistakes.refuse()
         loaded = _loaded(settings, given.get("data_dir"), key)
         check_facts(loaded[0].declared_size, loaded[0].classes)  # those of a built-in set

@@ -1,19 +1,16 @@
 """Which records a step sees: Poisson batches from the secret key, processed in microbatches."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal, localcontext
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 import torch
 
-from noisette import errors as checks
 from noisette.core.noise import SecretKey
-from noisette.errors import PrivacyError
+from noisette.errors import PrivacyError, count, probability
 
 DENSEST = 1 / 16  # from this rate on a word for each record takes less time than gaps
 _MOST_AT_ONCE = 2**17  # words; those of a batch and a few more unless it is larger
@@ -105,7 +102,7 @@ class PoissonSampler:
     key: SecretKey
 
     def __post_init__(self) -> None:
-        checks.probability(sampling_rate=self.sampling_rate)
+        probability(sampling_rate=self.sampling_rate)
 
     def indices(self, *, step: int) -> np.ndarray:
         if self.sampling_rate < DENSEST:
@@ -168,10 +165,10 @@ class MicrobatchSize:
 
     def __init__(self, size: int) -> None:
         if type(size) is not int or size < 1:
-            checks.count(size=size)
+            count(size=size)
         self.now = size
 
-    def in_bucket(self, bucket: int) -> MicrobatchSize:
+    def in_bucket(self, bucket: int) -> Self:
         """The size for examples of this bucket, each bucket by itself: longer examples take more memory."""
         return self
 
@@ -198,7 +195,7 @@ class Batch:
     measured: MicrobatchSize  # chooses the sizes of ``microbatches("auto")``
     fetch: Fetch
     begin: Callable[[], None] = lambda: None  # called before records are read
-    later: Callable[[], Iterator[Batch]] = lambda: iter(())  # the next batches, of steps that are accounted for
+    later: Callable[[], Iterator[Self]] = lambda: iter(())  # the next batches, of steps that are accounted for
     expected: float | None = None  # the declared size of the whole batch, of all ranks
     current: int | None = None  # number of examples in the microbatch that awaits its gradients
     bounded: int = 0  # number of examples whose gradients were added

@@ -1,14 +1,12 @@
 """The loss of one example: the contract, and what a loss may read: its arguments, buffers, and tensors from outside."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Never, Protocol
+from typing import Any, Never, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -86,13 +84,13 @@ class Microbatch:
         """Whether some argument is a sequence without tensors, such as a list of texts, or an array."""
         return not self.are_tensors_alone and any(map(_has_entries, leaves((self.args, self.kwargs), _has_entries)))
 
-    def with_tensors(self, tensors: Sequence[Tensor]) -> Microbatch:
+    def with_tensors(self, tensors: Sequence[Tensor]) -> Self:
         """The same with these tensors, which stand for one example each.
 
         A sequence without tensors has entries of several examples: unless there is one, it refuses to be read.
         """
         if self.are_tensors_alone:
-            return Microbatch(tuple(tensors), {})
+            return type(self)(tuple(tensors), {})
         following, alone = iter(tensors), self.count == 1
 
         def of_one(leaf: Any) -> Any:
@@ -100,9 +98,9 @@ class Microbatch:
                 return next(following)
             return _Unreadable(leaf) if _has_entries(leaf) and not alone else leaf
 
-        return Microbatch(*map_leaves(of_one, (self.args, self.kwargs), _has_entries))
+        return type(self)(*map_leaves(of_one, (self.args, self.kwargs), _has_entries))
 
-    def of_rows(self, numbers: Sequence[int]) -> Microbatch:
+    def of_rows(self, numbers: Sequence[int]) -> Self:
         """The arguments of the examples with these numbers, in memory of their own."""
         return self.with_tensors([tensor[list(numbers)].detach() for tensor in self.tensors])
 

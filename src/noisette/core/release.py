@@ -11,11 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from noisette import errors as checks
 from noisette.core.forms import AT_LEAST_SINGLE
 from noisette.core.loss import Loss, Microbatch
 from noisette.core.noise import GaussianNoise, SecretKey
-from noisette.errors import PrivacyError, first_few
+from noisette.errors import PrivacyError, first_few, positive
 
 
 @dataclass(frozen=True)
@@ -170,7 +169,7 @@ class GaussianRelease:
     def __init__(
         self, key: SecretKey, noise_multiplier: float, expected_batch_size: float, noise: NoisySums | None = None
     ) -> None:
-        checks.positive(noise_multiplier=noise_multiplier, expected_batch_size=expected_batch_size)
+        positive(noise_multiplier=noise_multiplier, expected_batch_size=expected_batch_size)
         self.noise_multiplier = float(noise_multiplier)
         self.expected_batch_size = float(expected_batch_size)
         self._noise: NoisySums = OwnNoise(GaussianNoise(key)) if noise is None else noise
@@ -238,7 +237,8 @@ class GaussianRelease:
         if others:
             raise PrivacyError(
                 f".grad of {first_few(others)} holds a gradient that is not private: loss.backward() was called, or "
-                ".grad was set. Give one example's loss to run.accumulate(loss, *batch), and call optimizer.zero_grad()"
+                ".grad was set. Call optimizer.zero_grad(); give one example's loss to run.accumulate(loss, *batch); "
+                "in an Opacus loop take outputs of the whole model alone. A penalty on weights is weight_decay"
             )
 
 

@@ -346,7 +346,7 @@ class DpSgd:
                 raise PrivacyError(
                     "the optimizer and the bound have different parameters since the run began:\n  "
                     + "\n  ".join(problems)
-                    + "\nStart another run with noisette.privatize() for a bound and an optimizer of the same ones"
+                    + "\nEnd this run by noisette.close_run(model), and begin another on its ledger, as by make_private"
                 )
             self._end_batch()
             # The accounting comes first: a release that fails half-way counts, and its noise is never drawn again.

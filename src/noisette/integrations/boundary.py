@@ -43,7 +43,7 @@ class Boundary:
     """
 
     def __init__(self, clip: PerExampleClip, optimizer: Optimizer, *, mean: bool) -> None:
-        self._clip = clip
+        self.clip = clip
         self._mean = mean
         self.run: PrivateRun | None = None  # once it has begun
         self._batch = 0
@@ -53,12 +53,13 @@ class Boundary:
 
         def before_step(*_: object) -> None:
             if (alive := boundary()) is not None:
-                alive._before_step()
+                alive.end_records()
 
         uncompiled: Any = torch.compiler.disable(before_step)
         self._hook = optimizer.register_step_pre_hook(uncompiled)
 
-    def begin_batch(self, records: int) -> None:
+    def begin_records(self, records: int) -> None:
+        """So many records of the batch come next: all of it, or a piece that the loop takes by itself."""
         self._batch, self._left, self._piece = self._batch + 1, records, []
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
@@ -68,7 +69,7 @@ class Boundary:
         are in a step, what requires gradients by itself, such as the images of a generator, gets them through the
         released weights.
         """
-        run, model = self.run, self._clip.model
+        run, model = self.run, self.clip.model
         if run is None or not run.steps_left or not model.training or not torch.is_grad_enabled():
             return model(*args, **kwargs)
         if not self._left and any(tensor.requires_grad for tensor in tensors((args, kwargs))):
@@ -77,7 +78,7 @@ class Boundary:
         if self._piece and self._piece[0].count < self._left:
             self._end_piece(run)
         run.before_call()
-        found = self._clip.record_rows(Microbatch(args, kwargs))
+        found = self.clip.record_rows(Microbatch(args, kwargs))
         if not found.values:
             return found.output
         trigger = torch.zeros((), requires_grad=True)  # where the graph of the loss ends
@@ -120,7 +121,8 @@ class Boundary:
             self._left -= piece[0].count
             run.accumulate_recorded(piece, piece[0].count if self._mean else 1)
 
-    def _before_step(self) -> None:
+    def end_records(self) -> None:
+        """The loop goes on to others, or to the step: a PrivacyError if a record has brought no gradient."""
         if self.run is None:
             return
         self._end_piece(self.run)

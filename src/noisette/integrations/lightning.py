@@ -438,8 +438,6 @@ class LightningRun:
             run = self._new(clip, optimizer, trainer, folder) if self._saved is None else self._resumed(clip, trainer)
         except BaseException:
             clip.close()
-            if boundary is not None:
-                boundary.close()
             raise
         self._run, self._saved, self._told, self.boundary = run, None, self._numbers(trainer), boundary
         if boundary is not None:
@@ -517,7 +515,7 @@ class LightningRun:
         """Draw a batch and give it to a ``training_step`` that calls ``backward`` and steps the optimizer itself."""
         assert self.boundary is not None
         _, batch = self._next()
-        self.boundary.begin_batch(len(batch.indices))
+        self.boundary.begin_records(len(batch.indices))
         if not len(batch.indices):  # the release is noise alone, and is made all the same
             module.optimizers().step()
             return

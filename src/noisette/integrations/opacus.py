@@ -6,17 +6,17 @@ Opacus itself is not needed. The loop stays as it is, except for the import and 
 import copy
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-import torch
-from torch import nn
+from torch import Generator, nn
 from torch.optim.optimizer import Optimizer
 from torch.utils.data import DataLoader, SubsetRandomSampler, WeightedRandomSampler
 
 from noisette.accounting import GdpAccountant, Ledger, PldAccountant, RdpAccountant
 from noisette.clipping.rules import AutomaticClipping, FlatClipping, PerLayerClipping
-from noisette.core.trees import map_leaves
 from noisette.errors import PrivacyError, warn
 from noisette.integrations.boundary import WHOLE, Boundary
 from noisette.run.per_example import PerExampleClip
@@ -63,10 +63,10 @@ class PrivacyEngine:
         loss_reduction: str = "mean",
         poisson_sampling: bool = True,
         clipping: str = "flat",
-        noise_generator: torch.Generator | None = None,
+        noise_generator: Generator | None = None,
         grad_sample_mode: str = "hooks",
         criterion: Any = None,
-        **budget: float,
+        **budget: Any,
     ) -> tuple[Any, ...]:
         """The model, the optimizer and the loader of a private loop, given the noise.
 
@@ -103,27 +103,20 @@ class PrivacyEngine:
         clip = PerExampleClip(module, clipping=_CLIPPING[clipping](max_grad_norm), capture="eager")
         boundary = Boundary(clip, optimizer, mean=loss_reduction == "mean")
         batch_size = data_loader.batch_size or 1
-        try:
-            run = self._run = privatize(
-                clip,
-                optimizer,
-                data_loader.dataset,
-                expected_batch_size=batch_size,
-                public_size=public_size,
-                noise_multiplier=noise_multiplier,
-                ledger=self._ledger,
-                accountant=self._accountant,
-                collate_fn=data_loader.collate_fn,
-                **(budget or {"steps": _MOST_STEPS}),  # type: ignore[arg-type]
-            )
-        except BaseException:
-            boundary.close()
-            raise
-        boundary.run = run
-        named = {"noise_multiplier": run.noise_multiplier, "max_grad_norm": max_grad_norm}
-        vars(optimizer).update(named, expected_batch_size=batch_size)
-        model, loader = PrivateModule(run.bound.model, boundary), PoissonLoader(run, optimizer, boundary, data_loader)
-        return (model, optimizer, *([criterion] if "ghost" in grad_sample_mode else []), loader)
+        alike: dict[str, Any] = {"optimizer": optimizer, "dataset": data_loader.dataset, "ledger": self._ledger}
+        alike |= {"accountant": self._accountant, "collate_fn": data_loader.collate_fn}
+        run = self._run = privatize(
+            clip,
+            **alike,
+            expected_batch_size=batch_size,
+            public_size=public_size,
+            noise_multiplier=noise_multiplier,
+            **(budget or {"steps": _MOST_STEPS}),
+        )
+        vars(optimizer).update(max_grad_norm=max_grad_norm, expected_batch_size=batch_size)
+        self._loader, self._resume = PoissonLoader(run, boundary, data_loader), partial(PrivateRun.resume, **alike)
+        model = PrivateModule(run.bound.model, boundary)
+        return (model, optimizer, *([criterion] if "ghost" in grad_sample_mode else []), self._loader)
 
     def make_private_with_epsilon(
         self, *, target_epsilon: float, target_delta: float, epochs: float, **given: Any
@@ -147,11 +140,20 @@ class PrivacyEngine:
         return self._begun.epsilon(delta=delta)
 
     def save_checkpoint(self, *, path: Path | str, module: Any = None, optimizer: Any = None) -> None:
-        """Write model, optimizer and privacy cost into a folder, from which ``PrivateRun.resume`` goes on.
-
-        The ledger must be a file: ``PrivacyEngine(ledger=PATH)``.
-        """
+        """Write model, optimizer and cost into a folder; the ledger is a file, ``PrivacyEngine(ledger=PATH)``."""
         self._begun.save(path)
+
+    def load_checkpoint(self, *, path: Path | str, module: Any = None, optimizer: Any = None) -> None:
+        """Go on with a saved run, right after :meth:`make_private` with the same arguments and ledger.
+
+        The errors are those of ``PrivateRun.resume``."""
+        if taken := self._begun.steps_spent:
+            raise PrivacyError(f"load a checkpoint right after make_private: this run has taken {taken} steps")
+        self._begun.close()
+        closed = self._loader.boundary.clip
+        clip = PerExampleClip(closed.model, clipping=closed.clipping, capture="eager")
+        self._run = self._resume(path, clip)
+        self._loader.follow(self._run, clip)
 
 
 class PrivateModule(nn.Module):
@@ -164,6 +166,9 @@ class PrivateModule(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._boundary.call(*args, **kwargs)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("a private model holds records: save its weights, torch.save(model.state_dict(), FILE)")
 
     def __getattr__(self, name: str) -> Any:
         """Attributes of the model; calls of its parts are not behind the boundary, and so refused at the step."""
@@ -178,60 +183,73 @@ class PrivateModule(nn.Module):
 
 
 class PoissonLoader:
-    """Poisson batches of the data set, each whole; a pass has as many steps as a record has one expected turn in."""
+    """Poisson batches of the data set; a pass has as many steps as a record has one expected turn in.
 
-    def __init__(self, run: PrivateRun, optimizer: Optimizer, boundary: Boundary, loader: DataLoader[Any]) -> None:
-        self.dataset, self.batch_size, self.sample_rate = loader.dataset, loader.batch_size, run.sampling_rate
-        self._batches = run.batches()
-        self._optimizer = optimizer
-        self._boundary = boundary
+    A batch comes in pieces of at most ``most`` records, each of one bucket; ``optimizer.step()`` waits for the last.
+    """
+
+    def __init__(self, run: PrivateRun, boundary: Boundary, loader: DataLoader[Any]) -> None:
+        self.dataset, self.batch_size, self.most, self.boundary = loader.dataset, loader.batch_size, WHOLE, boundary
+        self.follow(run, boundary.clip)
+
+    def follow(self, run: PrivateRun, clip: PerExampleClip) -> None:
+        """Give the batches of this run, whose bound is ``clip``."""
+        self.boundary.run, self.boundary.clip = run, clip
+        self._optimizer, self._batches, self.sample_rate = run.optimizer, run.batches(), run.sampling_rate
+        vars(run.optimizer)["noise_multiplier"] = run.noise_multiplier
         self._steps = math.ceil(1 / run.sampling_rate * (1 - 1e-12))
 
     def __len__(self) -> int:
         return self._steps
 
     def __iter__(self) -> Iterator[Any]:
-        for batch, _ in self.with_sizes():
-            yield batch
-
-    def with_sizes(self) -> Iterator[tuple[Any, int]]:
         for k in range(self._steps):
             batch = next(self._batches, None)
             if batch is None:
                 if k == 0:
                     warn("all steps of the run were taken, so no batch is left: declare as many epochs as are trained")
                 return
-            self._boundary.begin_batch(len(batch.indices))
             if not len(batch.indices):  # the release is noise alone, and is made all the same
+                self.boundary.begin_records(0)
                 self._optimizer.step()
                 self._optimizer.zero_grad()
                 continue
-            yield next(batch.microbatches(WHOLE)), len(batch.indices)
+            left = len(batch.indices)
+            for piece in batch.microbatches(self.most):
+                count = batch.current or 0
+                left -= count
+                self.boundary.begin_records(count)
+                if not left:
+                    yield piece
+                    break
+                with _steps_left_out(self._optimizer):
+                    yield piece
+                self.boundary.end_records()
 
 
-class BatchMemoryManager:
-    """Takes each batch in pieces of at most ``max_physical_batch_size`` records.
+@contextmanager
+def _steps_left_out(optimizer: Optimizer) -> Iterator[None]:
+    """Within it ``optimizer.step()`` does nothing."""
+    before, rates = vars(optimizer).get("step"), [group.get("lr") for group in optimizer.param_groups]
+    optimizer.step = lambda *_: None  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del optimizer.step
+        if before is not None:
+            optimizer.step = before  # type: ignore[method-assign]
+    if rates != [group.get("lr") for group in optimizer.param_groups]:
+        raise PrivacyError(
+            "the learning rate was changed between two pieces of a batch, whose number is private: step the scheduler "
+            "after each epoch, or take each batch whole, of PaddedBuckets with one edge"
+        )
 
-    As in Opacus, the loop calls ``optimizer.step()`` after each piece, which does nothing but after the last one.
-    """
 
-    def __init__(self, *, data_loader: PoissonLoader, max_physical_batch_size: int, optimizer: Optimizer) -> None:
-        self._loader, self._most, self._optimizer = data_loader, max_physical_batch_size, optimizer
-        self._is_last = True
-
-    def __enter__(self) -> Self:
-        whole_step = self._optimizer.step
-        self._before = vars(self._optimizer).get("step")
-        self._optimizer.step = lambda *given: whole_step(*given) if self._is_last else None  # type: ignore[method-assign]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        del self._optimizer.step
-        if self._before is not None:
-            self._optimizer.step = self._before  # type: ignore[method-assign]
-
-    def __iter__(self) -> Iterator[Any]:
-        for batch, size in self._loader.with_sizes():
-            for start in range(0, size, self._most):
-                self._is_last = start + self._most >= size
-                yield map_leaves(lambda rows: rows[start : start + self._most], batch)  # noqa: B023 - called at once
+@contextmanager
+def BatchMemoryManager(  # noqa: N802 - the name in Opacus
+    *, data_loader: PoissonLoader, max_physical_batch_size: int, optimizer: Optimizer
+) -> Iterator[PoissonLoader]:
+    """The loader, with each batch in pieces of at most ``max_physical_batch_size`` records."""
+    in_pieces = copy.copy(data_loader)
+    in_pieces.most = max_physical_batch_size
+    yield in_pieces

@@ -124,9 +124,9 @@ def _train(run: PrivateRun, model: nn.Module, fixed: nn.Module, loss: Loss) -> n
     return averaged.module.eval()
 
 
-def _warn_of_noise(run: PrivateRun, batch_size: int, weights: int) -> None:
-    """Warn where all gradients of the run, if they agreed, would be smaller than the noise on all weights."""
-    if math.sqrt(run.steps) * batch_size < run.noise_multiplier * math.sqrt(weights):
+def _warn_of_noise(run: PrivateRun, batch_size: int, weights: int, least: float) -> None:
+    """Warn where all gradients of the run, if they agreed, would be below ``least`` times the noise on all weights."""
+    if math.sqrt(run.steps) * batch_size < least * run.noise_multiplier * math.sqrt(weights):
         spent = ", a ledger with more left of its budget" if run.ledger.events else ""
         warnings.warn(
             f"with noise multiplier {run.noise_multiplier:.4g}, batches of {batch_size} and {weights} weights the "
@@ -286,7 +286,8 @@ class PrivateEstimator(BaseEstimator):
             )
             self.learning_rate_ = by_noise if self.learning_rate is None else plain(self.learning_rate)
             optimizer.param_groups[0]["lr"] = self.learning_rate_
-            _warn_of_noise(run, self.batch_size_, weights)
+            least = 1.0 if self._curvature is None else defaults.SQUARES_SIGNAL
+            _warn_of_noise(run, self.batch_size_, weights, least)
             self.model_ = nn.Sequential(fixed, _train(run, model, fixed, loss))
             self.epsilon_ = run.epsilon(delta=self.delta_)
             self.privacy_ = _statement(run, self.delta_, self.read_from_rows_)

@@ -12,7 +12,6 @@ from torch.nn.modules import module as torch_module
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from noisette import errors as checks
 from noisette.core import vmap
 from noisette.core.backward import gradients_apart
 from noisette.core.clip import Accumulator, ClippingRule, Group, clipping_factors
@@ -20,7 +19,7 @@ from noisette.core.loss import CALL, Loss, Microbatch, ModelBuffers, OutsideTens
 from noisette.core.release import BoundedSum
 from noisette.core.trace import kept_from_another_call, one_value, outputs_of, tensors_among
 from noisette.core.vmap import is_wrapped, one_example, shared_numbers
-from noisette.errors import PrivacyError, first_few
+from noisette.errors import PrivacyError, first_few, not_negative, warn
 from noisette.lipschitz import propagation
 from noisette.lipschitz.projections import Constrained, project
 from noisette.lipschitz.propagation import NormBound, check_measured_shape, is_measured
@@ -172,7 +171,7 @@ def recorded_calls(model: nn.Module, shape: tuple[int, ...]) -> Iterator[list[Mo
         return vmap.add_example_axis(call.leaf, 0, level).clone()  # which the loss may write into
 
     if hooked := [name or "the model itself" for name, module in model.named_modules() if any(_hooks_of(module))]:
-        checks.warn(
+        warn(
             f"hooks of {', '.join(hooked)} do not run in accumulate, because bounds are about modules alone. What a "
             "hook changes belongs in a module with bounds or in the loss; to log values, call the model yourself"
         )
@@ -314,7 +313,7 @@ class LipschitzBound:
         logit_clipping: ClippingRule | None = None,
         slack: float = 1e-4,
     ) -> None:
-        checks.not_negative(slack=slack)
+        not_negative(slack=slack)
         self._unwrapped = Unwrapped(model)
         self.model = model = self._unwrapped.module
         if any(map(is_sharded, model.parameters())):

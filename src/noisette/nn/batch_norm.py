@@ -12,9 +12,8 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 
-from noisette import errors as checks
 from noisette.core.vmap import is_wrapped, outside
-from noisette.errors import PrivacyError
+from noisette.errors import PrivacyError, all_of, count
 from noisette.rules.normalization import Channels, Statistic, normalise_channels, public_mean, public_variance
 
 __all__ = ["FrozenBatchNorm", "PerExampleBatchNorm", "PublicBatchNorm", "convert_batch_norm"]
@@ -406,10 +405,10 @@ def convert_batch_norm(
     'GroupNorm'
     """
     inputs = () if public is None else _inputs(public)
-    checks.all_of(
+    all_of(
         lambda: _check_target(to, inputs),
         lambda: _check_public(inputs) if inputs else None,
-        lambda: checks.count(every=every),
+        lambda: count(every=every),
         lambda: _refuse_what_would_be_lost(model),
     )
     if private is not None:

@@ -17,10 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from noisette import errors as checks
 from noisette.core.loss import is_sharded
 from noisette.core.noise import KEY_BYTES, SecretKey
-from noisette.errors import MissingRuleError, PrivacyError
+from noisette.errors import MissingRuleError, PrivacyError, positive
 
 MESSAGE_BYTES = 2048
 _LONGEST_TEXT = 1200  # characters; in JSON a character may take several bytes
@@ -100,7 +99,7 @@ class Ranks:
     """
 
     def __init__(self, *, timeout: float = TIMEOUT) -> None:
-        checks.positive(timeout=timeout)
+        positive(timeout=timeout)
         if not (dist.is_available() and dist.is_initialized()):
             raise PrivacyError(
                 "the ranks of a run need a process group: start the script with torchrun, and call "

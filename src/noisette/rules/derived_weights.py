@@ -6,12 +6,11 @@ autograd. For a packed projection split into W_q, W_k and W_v, the squared norm 
 of the three squared norms, and the three forms stay factored.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import pairwise
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -31,9 +30,9 @@ class Region:
     size: tuple[int, ...]
     stride: tuple[int, ...]
 
-    @staticmethod
-    def of(view: Tensor) -> Region:
-        return Region(int(view.storage_offset()), tuple(view.shape), view.stride())
+    @classmethod
+    def of(cls, view: Tensor) -> Self:
+        return cls(int(view.storage_offset()), tuple(view.shape), view.stride())
 
 
 @dataclass(frozen=True)
@@ -65,8 +64,8 @@ class Slices:
         count, start = self.parameter.numel(), self.parameter.storage_offset()
         return [full.as_strided((len(full), *at.size), (count, *at.stride), at.offset - start) for at, _ in self.parts]
 
-    def select(self, examples: Tensor | slice) -> Slices:
-        return Slices(self.parameter, tuple((at, part.select(examples)) for at, part in self.parts))
+    def select(self, examples: Tensor | slice) -> Self:
+        return type(self)(self.parameter, tuple((at, part.select(examples)) for at, part in self.parts))
 
 
 @compact.register

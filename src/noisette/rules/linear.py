@@ -1,12 +1,10 @@
 """Linear layers and products of tensors: outer products at each position, also of factors in bfloat16."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from string import ascii_letters
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -52,8 +50,8 @@ class BrainOuter:
             total += _products(term[None], right[None])[0]
         return total
 
-    def select(self, examples: Tensor | slice) -> BrainOuter:
-        return BrainOuter(self.left[examples], self.right[examples])
+    def select(self, examples: Tensor | slice) -> Self:
+        return type(self)(self.left[examples], self.right[examples])
 
 
 @compact.register
@@ -133,8 +131,8 @@ class GroupedOuter:
         left, right = (side.transpose(0, 1).flatten(1, 2) for side in (scale_rows(self.left, weights), self.right))
         return self._permuted(torch.bmm(left.transpose(1, 2), right).reshape(1, *self.sizes))[0]
 
-    def select(self, examples: Tensor | slice) -> GroupedOuter:
-        return GroupedOuter(self.left[examples], self.right[examples], self.sizes, self.order)
+    def select(self, examples: Tensor | slice) -> Self:
+        return type(self)(self.left[examples], self.right[examples], self.sizes, self.order)
 
 
 def explicit_letters(equation: str, axes: Sequence[int]) -> tuple[list[str], str]:

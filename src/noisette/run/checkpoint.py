@@ -25,14 +25,13 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import TensorDataset
 
 from noisette import __version__
-from noisette import errors as checks
 from noisette.accounting import Ledger, atomic_files
 from noisette.accounting.budget import RunParameters
 from noisette.accounting.events import in_whole_rounds
 from noisette.core.batches import Records
 from noisette.core.loss import is_sharded
 from noisette.core.release import GradientBound, parts_of
-from noisette.errors import PrivacyError
+from noisette.errors import PrivacyError, count
 from noisette.ranks import Alone, AnyRanks
 from noisette.ranks.process_group import canonical_name, canonical_parameters
 from noisette.ranks.shards import part_of, whole
@@ -187,7 +186,7 @@ class SavedRun:
     def told(cls, facts: Mapping[str, Any]) -> Self:
         """The run with these :meth:`facts`; a ValueError if they are not those of a run."""
         try:
-            checks.count(steps_taken=facts["steps_taken"] + 1)
+            count(steps_taken=facts["steps_taken"] + 1)
             return cls(**{**facts, "terms": RunParameters.of(facts["terms"])})
         except (KeyError, TypeError, ValueError) as error:
             problem = f"what was saved of the run is not as this version keeps it ({error}): {_WAY_OUT}"

@@ -16,8 +16,9 @@ _NUMERIC = "biufc"  # kinds of arrays that become tensors
 _PLAIN = frozenset((int, float, bool, str, bytes, type(None)))
 _WITHOUT_PARTS = _PLAIN | {Tensor, np.ndarray}
 _ONE_SHAPE = (
-    ": pad sequences with noisette.PaddedBuckets(records, edges, pad=...), or bring each record to one shape. Graphs, "
-    "and other records that have no common shape, come one at a time from batch.microbatches(1)"
+    ": give noisette.PaddedBuckets(dataset, edges=[...], pad=...) as the data set (also of the DataLoader of an Opacus "
+    "loop; a collate_fn that pads may stay), or pad each record to one length, as by padding='max_length'. Graphs, and "
+    "others without a common shape, come one at a time from batch.microbatches(1) or max_physical_batch_size=1"
 )
 
 

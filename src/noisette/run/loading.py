@@ -22,11 +22,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
-from noisette import errors as checks
 from noisette.core.batches import Batch, MicrobatchSize, Records
 from noisette.core.steps import generator_apart, seed_secretly
 from noisette.core.trees import map_leaves, tensors
-from noisette.errors import PrivacyError
+from noisette.errors import PrivacyError, first_few, has_rows, warn, whole
 from noisette.ranks import Alone, AnyRanks
 from noisette.run.collation import PaddedBuckets, collated, joined
 
@@ -49,7 +48,7 @@ class OwnRecords:
     """
 
     def __init__(self, dataset: Any, *, first: int, of: int) -> None:
-        checks.whole(first=first, of=of)
+        whole(first=first, of=of)
         self.part = without_frames(dataset)
         self.of = of
         self.own = range(first, first + records_of(self.part).size)
@@ -85,7 +84,7 @@ def _array_of(values: Any) -> Any:
     columns = {values.name: values.to_numpy()} if values.ndim == 1 else {n: c.to_numpy() for n, c in values.items()}
     if wrong := [repr(name) for name, column in columns.items() if column.dtype.kind not in "biuf"]:
         raise TypeError(
-            f"{checks.first_few(wrong)} of the frame hold no plain numbers: leave them out, or make numbers of all "
+            f"{first_few(wrong)} of the frame hold no plain numbers: leave them out, or make numbers of all "
             "columns by what is declared about them, noisette.data.columns.Columns.read(SCHEMA).encode(frame)"
         )
     return columns[values.name] if values.ndim == 1 else np.column_stack(list(columns.values()))
@@ -124,7 +123,7 @@ def records_of(dataset: Any, collate_fn: Collate | None = None, dtype: torch.dty
             "numpy.timedelta64(1, 'D') and texts by a tokenizer"
         )
     held = tuple(each for each in columns if isinstance(each, Tensor))
-    checks.has_rows(held)
+    has_rows(held)
     if any(isinstance(column, np.ma.MaskedArray) for column in columns):
         raise TypeError("a column has masked values, which would be trained on; fill them, as by column.filled(0)")
     if len(lengths := {len(column) for column in columns}) != 1:
@@ -132,7 +131,7 @@ def records_of(dataset: Any, collate_fn: Collate | None = None, dtype: torch.dty
     doubles = any(isinstance(column, np.ndarray) and column.dtype == np.float64 for column in columns)
     cast = dtype if doubles and dtype not in (None, torch.float64) else None
     if cast is not None:
-        checks.warn(
+        warn(
             f"arrays of the data set have numbers of type float64, and the weights of the model {cast}: the loss gets "
             "them in that type. Give .astype(numpy.float32) to say so yourself, or take model.double()"
         )
@@ -369,7 +368,7 @@ def fetch_of(gather: Gather, workers: int, to: torch.device | str | None, ahead:
     """What fetches the microbatches of a run, as :meth:`noisette.PrivateRun.batches` describes it."""
     if ahead is None:
         ahead = 0 if to is None and isinstance(gather, Rows) and not gather.take_long(expected) else 1
-    checks.whole(workers=workers, ahead=ahead)
+    whole(workers=workers, ahead=ahead)
     device = None if to is None else torch.device(to)
     if not workers or isinstance(gather, Rows):  # of which a thread copies more than processes can send
         # A data set may draw from the generators that the model draws from meanwhile, and is used to one thread.

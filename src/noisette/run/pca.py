@@ -10,11 +10,10 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from noisette import errors as checks
 from noisette.accounting import Gaussian, GdpAccountant, Ledger, noise_multiplier_for
 from noisette.accounting.calibrate import check_ranges
 from noisette.core.release import noised
-from noisette.errors import PrivacyError
+from noisette.errors import PrivacyError, all_of, count, exactly_one
 from noisette.ranks import AnyRanks, ranks_of
 
 PART = "principal components"  # the name of the release in the ledger
@@ -143,7 +142,7 @@ class PrivatePCA(TransformerMixin, BaseEstimator):
         noise_multiplier, epsilon, delta = self.noise_multiplier, self.epsilon, self.delta
 
         def check_fits() -> None:
-            checks.count(n_components=self.n_components)
+            count(n_components=self.n_components)
             if self.n_components > features:
                 raise ValueError(f"expected n_components <= {features} features, got n_components={self.n_components}")
 
@@ -151,9 +150,9 @@ class PrivatePCA(TransformerMixin, BaseEstimator):
             if (epsilon is None) != (delta is None):
                 raise ValueError("give epsilon and delta together: the probability with which epsilon may fail")
 
-        checks.all_of(
+        all_of(
             check_fits,
-            lambda: checks.exactly_one(noise_multiplier=noise_multiplier, epsilon=epsilon),
+            lambda: exactly_one(noise_multiplier=noise_multiplier, epsilon=epsilon),
             check_pair,
             lambda: check_ranges(noise_multiplier=noise_multiplier, epsilon=epsilon, delta=delta),
         )

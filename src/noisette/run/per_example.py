@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 import noisette.rules  # noqa: F401 - registers them
-from noisette import errors as checks
 from noisette.capture.captured import Capture, schedule_of
 from noisette.capture.step import CapturedSteps
 from noisette.clipping.rules import FlatClipping
@@ -25,7 +24,7 @@ from noisette.core.loss import Loss, Microbatch, ModelBuffers, OutsideTensors, U
 from noisette.core.release import BoundedSum, Stateful
 from noisette.core.trace import LossCall, TrainedModel, record_losses, recorded
 from noisette.core.vmap import ExamplesDisagreeError, NotVectorizedError, shared_numbers
-from noisette.errors import MissingRuleError, PrivacyError
+from noisette.errors import MissingRuleError, PrivacyError, exactly_one, offers, warn
 from noisette.ranks import Alone, AnyRanks, in_step
 from noisette.ranks.process_group import canonical_parameters
 from noisette.ranks.shards import Shards, local
@@ -88,10 +87,10 @@ class PerExampleClip:
     ) -> None:
         if errors not in ("raise", "skip"):
             raise ValueError(f"errors={errors!r} is unknown; choose 'raise' or 'skip'")
-        checks.offers("named_parameters", "a torch.nn.Module", model=model)
-        checks.exactly_one(max_grad_norm=max_grad_norm, clipping=clipping)
-        checks.offers("clipped_sum", "noisette.engines.BookKeeping()", engine=engine)
-        checks.offers("groups", "noisette.AutomaticClipping()", clipping=clipping)
+        offers("named_parameters", "a torch.nn.Module", model=model)
+        exactly_one(max_grad_norm=max_grad_norm, clipping=clipping)
+        offers("clipped_sum", "noisette.engines.BookKeeping()", engine=engine)
+        offers("groups", "noisette.AutomaticClipping()", clipping=clipping)
         if clipping is None:
             assert max_grad_norm is not None
             clipping = FlatClipping(max_grad_norm)
@@ -341,7 +340,7 @@ class PerExampleClip:
                 microbatch.check_unwritten()
                 from noisette.clipping.engines import OneByOneWarning
 
-                checks.warn(OneByOneWarning(error))
+                warn(OneByOneWarning(error))
                 self._is_one_by_one = not isinstance(error, ExamplesDisagreeError) or microbatch.count > _FEW
                 self._may_call_model_at_once &= isinstance(error, NotVectorizedError)
         from noisette.clipping.engines import calls_of_loss, clipped_sum_of, clipped_sum_one_by_one

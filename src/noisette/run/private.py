@@ -376,7 +376,7 @@ class PrivateRun(DpSgd):
                 if self.ledger.path is None:
                     raise ValueError(
                         "a run whose ledger is in memory cannot be resumed, because what it spent is forgotten with "
-                        "the process; give privatize a Ledger(path)"
+                        "the process; give privatize, or in an Opacus loop PrivacyEngine, ledger=PATH"
                     )
                 folder.mkdir(parents=True, exist_ok=True)
                 if folder != self._saved_in:  # first, because a checkpoint without it could not be resumed

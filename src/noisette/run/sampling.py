@@ -10,13 +10,12 @@ from typing import Any, TypeAlias
 import numpy as np
 from torch import Tensor
 
-from noisette import errors as checks
 from noisette.accounting import events
 from noisette.accounting.events import Parts, PoissonGaussian, StepRelease, UserLevel
 from noisette.core.batches import PoissonSampler, Records, drawn_records
 from noisette.core.noise import SecretKey
 from noisette.core.steps import Sampler
-from noisette.errors import PrivacyError, first_few
+from noisette.errors import PrivacyError, all_of, count, first_few
 from noisette.run.loading import each_record
 
 __all__ = ["BallsInBins", "CyclicPoisson", "Poisson", "TruncatedPoisson", "Users"]
@@ -133,9 +132,9 @@ class Users:
     public_users: int | None = None
 
     def __post_init__(self) -> None:
-        checks.all_of(
-            lambda: checks.count(most_records=self.most_records),
-            lambda: self.public_users is None or checks.count(public_users=self.public_users),
+        all_of(
+            lambda: count(most_records=self.most_records),
+            lambda: self.public_users is None or count(public_users=self.public_users),
         )
 
     def __repr__(self) -> str:
@@ -330,9 +329,9 @@ class TruncatedPoisson:
     most_records: int | None = None
 
     def __post_init__(self) -> None:
-        checks.all_of(
-            lambda: checks.count(largest_batch=self.largest_batch),
-            lambda: self.most_records is None or checks.count(most_records=self.most_records),
+        all_of(
+            lambda: count(largest_batch=self.largest_batch),
+            lambda: self.most_records is None or count(most_records=self.most_records),
         )
 
     def release(self, sampling_rate: float, public_size: int | None, parts: Parts) -> ReleaseOf:
@@ -357,7 +356,7 @@ class BallsInBins:
 
     def __post_init__(self) -> None:
         if self.bins is not None:
-            checks.count(bins=self.bins)
+            count(bins=self.bins)
 
     def release(self, sampling_rate: float, public_size: int | None, parts: Parts) -> ReleaseOf:
         rounded_up = math.ceil(1 / sampling_rate * (1 - 1e-12))  # 1 / (1 / 49) is above 49
@@ -383,7 +382,7 @@ class CyclicPoisson:
     bands: int
 
     def __post_init__(self) -> None:
-        checks.count(bands=self.bands)
+        count(bands=self.bands)
 
     def release(self, sampling_rate: float, public_size: int | None, parts: Parts) -> ReleaseOf:
         events.BandedGaussian(sampling_rate, 1.0, self.bands)  # checks the rate

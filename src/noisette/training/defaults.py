@@ -18,6 +18,8 @@ MOST_EPOCHS, FEWEST_EPOCHS, GRADIENTS = 150.0, 10.0, 2_000_000
 MOST_KNOTS, RECORDS_PER_WEIGHT = 8, 16
 # How far the weights may move in all, in the unit in which inputs have norm one.
 REACH = 100.0
+SQUARES_REACH = 4.0  # how far noise alone may move them, where a squared error has its best weights near the first
+SQUARES_SIGNAL = 12.0  # in units of the noise; below it a constant is as good, on tables of 340 rows
 NETWORK_REACH = 30.0  # of a network with hidden layers, whose inputs are from -1 to 1
 # The model for tables, whose last layer alone has gradients of norm 2: others than frequent classes are clipped below.
 TABLE, TABLE_NORM = "table", 2.0
@@ -73,13 +75,14 @@ def learning_rate_for(
     momentum: float = 0.0,
     curvature: float | None = None,
 ) -> float:
-    """The learning rate of SGD: (1 - m) reach / (C sqrt(T (1 + d (sigma / B)^2))), and at most (1 + m) / curvature.
+    """The learning rate of SGD: (1 - m) reach / (C sqrt(T (1 + d (sigma / B)^2))); with ``curvature`` perhaps less.
 
     The noised mean of clipped gradients has a squared norm of at most about C^2 (1 + d (sigma / B)^2), and T steps with
     this rate are the classical choice for a convex loss whose best weights are at distance ``reach``. Here d is the
     number of trained weights, sigma the noise multiplier, B the expected batch size, C the clipping norm, m the
-    momentum, and ``curvature`` the largest second derivative of the loss, where it is known: at twice the rate that it
-    permits, steps would not settle even without noise.
+    momentum, and ``curvature`` the largest second derivative of the loss, of a squared error: at twice the rate
+    (1 + m) / curvature steps would not settle even without noise, and T steps of noise alone, of length
+    C sqrt(d) sigma / B, move the weights by ``SQUARES_REACH`` at most.
 
     Source: Nemirovski et al. 2009, "Robust stochastic approximation", section 2.2; Bassily et al. 2014, theorem 2.4.
 
@@ -94,4 +97,7 @@ def learning_rate_for(
         checks.positive(curvature=curvature)
     noise = dimensions * (noise_multiplier / expected_batch_size) ** 2
     rate = (1 - momentum) * reach / (max_grad_norm * math.sqrt(steps * (1 + noise)))
-    return rate if curvature is None else min(rate, (1 + momentum) / curvature)
+    if curvature is None:
+        return rate
+    by_noise = (1 - momentum) * SQUARES_REACH / (max_grad_norm * math.sqrt(steps * noise))
+    return min(rate, by_noise, (1 + momentum) / curvature)

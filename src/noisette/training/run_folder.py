@@ -302,8 +302,9 @@ def sealed_facts(folder: Path) -> dict[str, Any]:
     changed = [name for name in _SEALED if digests.get(name) != _digest(folder / name)]
     if digests.get(RUN_FILE) != hashlib.sha256(_text(facts).encode()).hexdigest():
         changed.append(RUN_FILE)
-    head, ledger = facts.get("ledger_head"), folder / LEDGER_FILE
-    if facts.get("private") and (not head or not ledger.is_file() or not Ledger.read(ledger).holds(str(head))):
+    head, ledger = str(facts.get("ledger_head") or ""), folder / LEDGER_FILE
+    is_there = head and ledger.is_file() and head.encode() in ledger.read_bytes()  # no repair brings it back
+    if facts.get("private") and not (is_there and Ledger.read(ledger).holds(head)):
         changed.append(f"{LEDGER_FILE} (lines are missing; what the run itself cost is in privacy.txt)")
     if changed:
         raise ValueError(f"{folder} was changed after the run: {', '.join(changed)}; restore it from a copy")

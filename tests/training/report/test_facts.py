@@ -4,27 +4,26 @@ import json
 import math
 from dataclasses import asdict
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies
 
 from finished_runs import with_recipe
 from noisette.training.recipe import Recipe
 from noisette.training.report.facts import percent, power_of_ten, upward
 
 
-@given(st.floats(min_value=0, max_value=1e6))
+@given(strategies.floats(min_value=0, max_value=1e6))
 def test_an_epsilon_is_never_printed_smaller_than_it_is(epsilon):
     assert epsilon <= float(upward(epsilon)) <= epsilon + 0.0101
 
 
-@given(st.floats(min_value=1e-300, max_value=0.01))
+@given(strategies.floats(min_value=1e-300, max_value=0.01))
 def test_a_small_epsilon_has_two_digits(epsilon):
     assert epsilon <= float(upward(epsilon)) <= 1.1001 * epsilon
     assert (upward(1e-6), upward(9.91e-3), upward(0.0)) == ("0.0000010", "0.0100", "0.00")
     assert (upward(math.inf), percent(1.0)) == ("infinite", "100.0 %")
 
 
-@given(st.floats(min_value=1e-300, max_value=0.9))
+@given(strategies.floats(min_value=1e-300, max_value=0.9))
 def test_a_power_of_ten_reads_back_to_two_digits(delta):
     assert math.isclose(float(power_of_ten(delta)), delta, rel_tol=0.05)
 

@@ -61,13 +61,16 @@ def imported(name: str) -> Any:
         own = "give your own as package.module:callable or a folder of Hugging Face"
         raise ValueError(f"no model {name!r}; there are {', '.join(REGISTRY)}, or {own}")
     try:
-        return resolve_name(name)
+        found = resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
         module, _, called = name.partition(":")
         stem = Path(module).name.removesuffix(".py")
         of_file = f"write {stem}:{called}, and start noisette in the folder of {stem}.py"
         way_out = "name a function that can be imported from this folder" if stem == module else of_file
         raise ValueError(f"no model {name!r}: {error}; {way_out}") from error
+    if not callable(found):
+        raise ValueError(f"{name} is of type {type(found).__name__}; expected a function that returns a model")
+    return found
 
 
 def check(name: str) -> None:

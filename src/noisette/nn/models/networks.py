@@ -14,8 +14,7 @@ from noisette.data.words import frequent_words, number_of
 from noisette.lipschitz.layers import GroupSort2, LayerCentering, SpectralLinear, SphereInput
 from noisette.lipschitz.projections import FrobeniusBall
 from noisette.lipschitz.propagation import output_shape
-from noisette.nn import features as fixed
-from noisette.nn.features import MirrorAverage, Scattering2d, WordCounts
+from noisette.nn.features import MirrorAverage, PatchFeatures, Scattering2d, Standardise, Whitening, WordCounts
 
 __all__ = ["Centred", "FixedFeatures", "Norm", "PatchScale", "Shape", "batch_norm", "cnn", "layer_norm"]
 __all__ += ["linear", "lipschitz_dense", "lipschitz_linear", "mlp", "patches_and_scattering"]
@@ -97,10 +96,10 @@ class FixedFeatures(nn.Module):
 
 def standardised(model: FixedFeatures, public: Tensor) -> FixedFeatures:
     """The model with its features standardised by those of public examples, which get no guarantee."""
-    return FixedFeatures(nn.Sequential(model.features, fixed.Standardise.of_public(public)), model.head)
+    return FixedFeatures(nn.Sequential(model.features, Standardise.of_public(public)), model.head)
 
 
-def whitened(model: FixedFeatures, whitening: fixed.Whitening) -> FixedFeatures:
+def whitened(model: FixedFeatures, whitening: Whitening) -> FixedFeatures:
     """The model with its features whitened in front of a new linear layer; ValueError if it trains more than one."""
     if not isinstance(model.head, nn.Linear):
         raise ValueError(f"whitened features are for a linear layer, as in scattering, not {type(model.head).__name__}")
@@ -340,7 +339,7 @@ def patches_and_scattering(shape: Shape, classes: int, *, scales: tuple[PatchSca
     parts: list[nn.Module] = []
     for squares, filters, side, stride in scales:
         images = nn.functional.avg_pool2d(leaves, squares)
-        of_patches = fixed.PatchFeatures.of_public(images, filters, side=side, stride=stride)
+        of_patches = PatchFeatures.of_public(images, filters, side=side, stride=stride)
         smaller = nn.AvgPool2d(squares) if squares > 1 else nn.Identity()
         parts.append(nn.Sequential(smaller, *_normalised(MirrorAverage(of_patches), 2 * filters)))
     parts.append(_normalised(MirrorAverage(averaged), shape[0] * coefficients.channels))
