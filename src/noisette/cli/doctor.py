@@ -72,7 +72,7 @@ def doctor(
             "by name. For a dictionary as the one argument, return (module, (dictionary,))"
         ) from error
     typer.echo(explanation)
-    if not inspect.signature(factory).parameters:  # as a loop of one's own may have it
+    if factory is not None and not inspect.signature(factory).parameters:  # as a loop of one's own may have it
         typer.echo(f"noisette train --model {target} would call it with (shape of an example, number of classes).")
     if explanation.refused:
         raise typer.Exit(1)
