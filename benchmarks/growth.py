@@ -2,9 +2,9 @@
 
     python -m benchmarks.growth [--only records,parameters,modules] [--steps 30] [--out DIR]
 
-Each figure is processor time of one thread: medians of eager steps, as the README has them, with a ledger on the disk.
-Plain training takes the same batches. Memory is the most that the process grows by, with the model: set
-MALLOC_MMAP_THRESHOLD_=65536, so that what is freed goes back.
+Each figure is processor time of one thread: medians of steps, as the README has them, eager unless it says otherwise,
+with a ledger on the disk. Plain training takes the same batches. Memory is the most that the process grows by, with the
+model: set MALLOC_MMAP_THRESHOLD_=65536, so that what is freed goes back.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from benchmarks.steps.large_models import llama
 from benchmarks.steps.private import by_engine
 from benchmarks.steps.report import hardware
 from noisette import Ledger, PerExampleClip, privatize
+from noisette.capture.captured import Capture
 from noisette.clipping.engines import BookKeeping
 
 Cell = dict[str, Any]
@@ -90,8 +91,17 @@ def by_frozen_parameters(parameters: int, steps: int) -> Cell:
 
 def by_modules(modules: int, steps: int) -> Cell:
     """So many small layers in a row."""
+    return measured(_layers(modules), records=10_000, batch=128, planned=1_000, steps=steps)
+
+
+def by_modules_in_a_graph(modules: int, steps: int) -> Cell:
+    """The same, with a step that is one graph for each size of a batch, after those of most sizes are traced."""
+    return measured(_layers(modules), records=10_000, batch=128, planned=1_000, steps=3 * steps, capture="graph")
+
+
+def _layers(modules: int) -> nn.Module:
     layers = [nn.Linear(_WIDTH, _WIDTH) for _ in range(modules - 1)]
-    return measured(nn.Sequential(*layers, nn.Linear(_WIDTH, 2)), records=10_000, batch=128, planned=1_000, steps=steps)
+    return nn.Sequential(*layers, nn.Linear(_WIDTH, 2))
 
 
 def by_planned_steps(planned: int, steps: int) -> Cell:
@@ -119,7 +129,9 @@ def weights_of(width: int, inner: int, layers: int) -> int:
     return layers * width * (4 * width + 3 * inner) + 64_000 * width
 
 
-def measured(model: nn.Module, *, records: int, batch: int, planned: int, steps: int) -> Cell:
+def measured(
+    model: nn.Module, *, records: int, batch: int, planned: int, steps: int, capture: Capture = "eager"
+) -> Cell:
     """Seconds to start a run, and milliseconds of its steps and of those of plain training."""
     inputs, targets = torch.randn(1, _WIDTH).expand(records, -1), torch.zeros(1, dtype=torch.int64).expand(records)
     optimizer = torch.optim.SGD(model.parameters(), lr=sgd.LEARNING_RATE)
@@ -127,7 +139,7 @@ def measured(model: nn.Module, *, records: int, batch: int, planned: int, steps:
     with tempfile.TemporaryDirectory() as folder, Ledger(Path(folder, "ledger.jsonl")) as ledger:
         begin = time.process_time()
         run = privatize(
-            PerExampleClip(model, sgd.MAX_GRAD_NORM, capture="eager"),
+            PerExampleClip(model, sgd.MAX_GRAD_NORM, capture=capture),
             optimizer,
             (inputs, targets),
             public_size=records,
@@ -147,6 +159,8 @@ def measured(model: nn.Module, *, records: int, batch: int, planned: int, steps:
                 optimizer.step()
                 optimizer.zero_grad()
 
+            for _ in range(0 if capture == "eager" else steps):
+                step()
             private = _median(step, steps)
     return {"start_s": start, "step_ms": private, "plain_ms": plain}
 
@@ -177,6 +191,7 @@ GROWTHS: dict[str, tuple[tuple[Any, ...], Callable[[Any, int], Cell]]] = {
     "parameters": ((10**5, 10**6, 10**7, 10**8), by_parameters),
     "frozen parameters": ((10**7, 10**8, 1_200_000_000), by_frozen_parameters),
     "modules": ((10, 100, 1_000, 5_000), by_modules),
+    "modules in a graph": ((10, 100, 1_000), by_modules_in_a_graph),
     "planned steps": ((10**3, 10**4, 10**5, 10**6), by_planned_steps),
     "language models": (
         (*((("100M", trained, texts) for trained in ("LoRA", "all weights") for texts in (1, 4))), ("1B", "LoRA", 1)),
