@@ -4,6 +4,7 @@ import pytest
 from support.exact_privacy import gaussian_delta
 
 from noisette.accounting import GroupPrivacy, PldAccountant, PoissonGaussian, RdpAccountant
+from noisette.accounting.pld import least_epsilon
 
 
 def test_a_rare_large_loss_uses_its_distribution():
@@ -28,6 +29,12 @@ def test_ten_million_releases_of_much_noise_have_a_cost():
     price = PldAccountant().compose({release: 10**7}).epsilon(delta=1e-5)
     assert price == pytest.approx(RdpAccountant().compose({release: 10**7}).epsilon(delta=1e-5), rel=0.2)
     assert 0 <= PldAccountant().compose({}).epsilon(delta=1e-300) < 10
+
+
+def test_a_tiny_epsilon_is_found_in_few_questions():
+    asked: list[float] = []
+    assert least_epsilon(lambda x: asked.append(x) or (1 + 1e8 * x) ** -2, 1e-2, 1e-6) == pytest.approx(9e-8, rel=1e-5)
+    assert len(asked) < 100
 
 
 def test_several_kinds_of_release():

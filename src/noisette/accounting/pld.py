@@ -235,10 +235,11 @@ def least_epsilon(delta_at: Callable[[float], float], delta: float, tolerance: f
 
     if excess(high) < 0:
         near = np.float64(max(tolerance / 4, 1e-15))
-        root = cast("float", brentq(excess, low, high, xtol=tolerance * high / 4, rtol=near))
+        # By a share of the root alone: it may be 1e-8, where a share of ``high`` would leave millions of steps below.
+        root = cast("float", brentq(excess, low, high, xtol=1e-300, rtol=near))
         high = root * (1 + tolerance)
-    while delta_at(high) > delta:  # by rounding, or by more where the sum's error is no small part of delta
-        high, tolerance = high * (1 + tolerance), 2 * tolerance
+    while delta_at(high) > delta:
+        high *= 1 + tolerance
     return high
 
 
