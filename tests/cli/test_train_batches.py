@@ -62,7 +62,7 @@ def test_run_folder(kind, tmp_path):
     assert "the stated cost was audited alone" in audited.stdout
     cost = json.loads((tmp_path / "audit" / "audit.json").read_text())["cost"]
     assert 0 < cost["least"] <= cost["delta"]
-    refusal(noisette("audit", out, "--whole-train", "--out", tmp_path / "audit"), "leave --whole-train out")
+    refusal(noisette("audit", out, "--whole-run", "--out", tmp_path / "audit"), "leave --whole-run out")
 
 
 def test_balls_in_bins_have_no_audit(tmp_path):

@@ -125,7 +125,7 @@ def test_a_microbatch_of_one_record_is_given_as_it_is():
 NOT_JOINED: list[tuple[Any, Any, str]] = [
     ((A, A), (B, torch.ones(2, 2)), r"the field 1 of one record the shape \(2, 2\), but the first axis"),
     (torch.ones(5, 1), torch.ones(4, 1), r"one record the shape \(5, 1\).*the shape \(1, \.\.\.\).*graphs"),
-    (A, torch.ones(1, 3), r"shapes, such as \(1, 2\) and \(1, 3\): pad .*PaddedBuckets.*Graphs.*microbatches\(1\)"),
+    (A, torch.ones(1, 3), r"shapes, such as \(1, 2\) and \(1, 3\): give .*PaddedBuckets.*Graphs.*microbatches\(1\)"),
     ((A, None), (B, B), "the field 1 has different types, such as NoneType and Tensor"),
     ((A, []), (B, [B]), "the field 1 has another shape in some records"),
     ((A,), [B], "different types, such as tuple and list"),

@@ -123,7 +123,7 @@ PROBLEMS = {
     "delta above 1/size": ({"delta": 0.02}, "one over the declared size"),
     "rate above one": ({"sampling_rate": 1.5}, "sampling_rate"),
     "a name for an accountant": ({"accountant": "rdp"}, r"such as noisette.PldAccountant\(\), got accountant='rdp'"),
-    "a class for a ledger": ({"ledger": Ledger}, "a Ledger or the path of its file, got <class"),
+    "a class for a ledger": ({"ledger": Ledger}, "Ledger or the path of its file, got <class"),
     "a file for records": ({"dataset": "patients.csv"}, "a str has no length and index by record"),
     "a name for an engine": ({"clip": {"max_grad_norm": 1.0, "engine": "vmap"}}, "got engine='vmap'"),
 }

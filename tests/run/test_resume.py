@@ -251,7 +251,7 @@ def test_a_checkpoint_does_not_choose_a_file_elsewhere_to_write_to(tmp_path):
 
 
 def test_a_ledger_in_memory_cannot_be_gone_on_with(tmp_path):
-    with begin(tmp_path, ledger=Ledger()) as run, pytest.raises(ValueError, match=r"give\s+privatize a Ledger\(path\)"):
+    with begin(tmp_path, ledger=Ledger()) as run, pytest.raises(ValueError, match=r"PrivacyEngine, ledger=PATH"):
         run.save(tmp_path / "saved")
     assert not (tmp_path / "saved").exists()
 
