@@ -208,8 +208,8 @@ class AuditedRun:
         if not lipschitz.used:
             return PerExampleClip(model, clipping=CLIPPING_RULES[privacy.clipping].resolve()(privacy.max_grad_norm))
         limit = FlatClipping(lipschitz.logit_clip) if lipschitz.logit_clip else None
-        shape = step_audit.LipschitzAxes().input_shape
-        return LipschitzBound(model, loss=TauCrossEntropy(1.0), input_shape=shape, logit_clipping=limit)
+        _, width = next(model.parameters()).shape  # of the canaries' linear layer
+        return LipschitzBound(model, loss=TauCrossEntropy(1.0), input_shape=[width], logit_clipping=limit)
 
     def audit_cost(self) -> CostAudit:
         return audit_cost(self.released, epsilon=self.epsilon, delta=self.delta)
