@@ -492,9 +492,9 @@ class LipschitzBound:
 
     def _project_if_changed(self) -> None:
         """Project weights that the user loaded or changed since the last projection, unless gradients are pending."""
-        if self._projected != weight_fingerprint(self.model):
-            if self._pending:
-                self._refuse_changed_weights()
+        if self._pending:
+            self._refuse_changed_weights()
+        elif self._projected != weight_fingerprint(self.model):
             self.after_step()
 
     def _refuse_changed_weights(self) -> None:
