@@ -36,9 +36,9 @@ def test_what_counts_is_what_is_reserved():
     ledger.reserve(EVENT, 16)
     assert ledger.events == {EVENT: 16}
     ledger.commit()
-    assert (ledger.events, ledger.tallies[EVENT].committed) == ({EVENT: 16}, 1)
+    assert (ledger.events, ledger.committed) == ({EVENT: 16}, 1)
     ledger.release()
-    assert (ledger.events, ledger.tallies[EVENT].committed) == ({EVENT: 1}, 1)
+    assert (ledger.events, ledger.committed) == ({EVENT: 1}, 1)
     ledger.release()
     assert ledger.events == {EVENT: 1}
 

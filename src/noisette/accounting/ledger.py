@@ -230,6 +230,10 @@ class Ledger(Displayed, AbstractContextManager["Ledger"]):
                         tail.add(Entry(kind, self.dataset, series, steps), End())
         return tail.shortened(self.dataset)[0].decode()
 
+    @property
+    def committed(self) -> int:
+        return sum(tally.committed for tally in self.tallies.values())
+
     def holds(self, head: str) -> bool:
         """Whether this was once the head of the ledger, so that the ledger continues from there."""
         with self.lock:
