@@ -25,8 +25,7 @@ from noisette.errors import PrivacyError, count
 class Displayed:
     """Shown by its facts in one line, as ``<Ledger: kept in memory>``, and in a notebook as a table."""
 
-    def _shown(self) -> dict[str, object]:
-        raise NotImplementedError
+    _shown: Callable[[], Mapping[str, object]]  # the facts by their labels
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {', '.join(f'{label} {value}' for label, value in self._shown().items())}>"
