@@ -363,8 +363,7 @@ class MirrorAndShift:
     """
 
     def __init__(self, *, flip: bool = True, shift: int = 0) -> None:
-        if shift:
-            checks.count(shift=shift)
+        checks.whole(shift=shift)
         if not (flip or shift):
             raise ValueError("views are mirrored or shifted; ask for flip, for a shift, or for both")
         self.flip, self.shift = flip, shift
