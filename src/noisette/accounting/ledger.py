@@ -335,7 +335,8 @@ class Ledger(Displayed, AbstractContextManager["Ledger"]):
                     "neighbouring=Neighbouring.ADD_OR_REMOVE_USER (--per user), or take another ledger; a charge is "
                     "recorded as it is with other_neighbours=True (--per record)"
                 )
-        check_whole_rounds(event, steps)
+        if steps % event.round_length:
+            check_whole_rounds(event, steps)
         if self._file is not None and len(self._tail.heads) >= ledger_file.MOST_LINES:
             self.shorten()
         self._append(kind, event, steps, run, durable=True)
