@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from command_line import facts, succeeded, train, words
+from command_line import facts, noisette, succeeded, train, words
 from noisette.training.saved_model import SavedModel
 
 MODEL = "papers.davody_2020.networks:bn_300_100"
@@ -70,6 +70,7 @@ def test_a_run_is_published_with_the_bounds_of_its_layers_and_is_loaded_again():
     assert sensitivity == pytest.approx(0.1, rel=1e-3), "scores within 0.1 and inputs of norm one"
     assert run["lipschitz"]["deviations"][name] == pytest.approx(run["noise_multiplier"] * sensitivity)
     assert "the layers bound it" in words("run/privacy.txt")
+    succeeded(noisette("audit", "run", "--whole-run", "--pairs", "0", "--steps", "4", "--out", "audit"))
     with torch.no_grad(), np.load("own.npz") as test:
         scores = SavedModel.of_run(Path("run")).model(torch.as_tensor(test["x_test"]))
         right = scores.argmax(1).numpy() == test["y_test"]

@@ -4,7 +4,6 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
-import numpy as np
 import scipy  # scipy.special, a fifth of a second, is imported on first use
 
 from noisette.accounting.events import Event, Events, OfSeveral, Sampled
@@ -99,5 +98,5 @@ class GdpAccountant:
         release, records = (event.event, event.records) if isinstance(event, OfSeveral) else (event, 1)
         if not isinstance(release, Sampled) or release.sampling_rate < 1:
             raise unsupported(event, self.name)
-        with np.errstate(divide="ignore"):
-            return float(np.divide(records, resolved_noise(release.noise_multiplier)))
+        noise = resolved_noise(release.noise_multiplier)
+        return records / noise if noise else math.inf

@@ -88,7 +88,7 @@ class RenyiFilter:
     @cached_property
     def orders(self) -> tuple[float, ...]:
         """The order at which the budget allows most divergence over order (Gaussian noise), half of it, and twice."""
-        added = conversion(_CANDIDATES, np.array(math.log(_SHARES[0] * self.budget_delta)))
+        added = conversion(_CANDIDATES, math.log(_SHARES[0] * self.budget_delta))
         best = float(_CANDIDATES[np.argmax((self.budget - added) / _CANDIDATES)])
         return tuple(round(order) if order > 8 else round(order, 1) for order in (best, max(best / 2, 1.1), 2 * best))
 

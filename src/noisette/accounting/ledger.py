@@ -20,15 +20,18 @@ from noisette.accounting.ledger_file import End, Entry, Kind, LedgerFile, Series
 from noisette.errors import PrivacyError, count
 
 
-def as_text(name: str, facts: Mapping[str, object]) -> str:
-    """The facts in one line, such as ``<Batch: expected size 150>``."""
-    return f"<{name}: {', '.join(f'{label} {value}' for label, value in facts.items())}>"
+class Displayed:
+    """Shown by its facts in one line, as ``<Ledger: kept in memory>``, and in a notebook as a table."""
 
+    _shown: Callable[[], Mapping[str, object]]  # the facts by their labels
 
-def as_html(name: str, facts: Mapping[str, object]) -> str:
-    """The facts as a table with the name above it."""
-    rows = (f"<tr><th>{escape(label)}</th><td>{escape(str(value))}</td></tr>" for label, value in facts.items())
-    return f"<table><caption>{escape(name)}</caption>{''.join(rows)}</table>"
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {', '.join(f'{label} {value}' for label, value in self._shown().items())}>"
+
+    def _repr_html_(self) -> str:
+        facts = self._shown().items()
+        rows = (f"<tr><th>{escape(label)}</th><td>{escape(str(value))}</td></tr>" for label, value in facts)
+        return f"<table><caption>{type(self).__name__}</caption>{''.join(rows)}</table>"
 
 
 class Tally(NamedTuple):
@@ -87,7 +90,7 @@ def declared(paid: Iterable[tuple[Series, int]]) -> list[Declaration]:
     return [Declaration(name, *both) for name, both in found.items()]
 
 
-class Ledger:
+class Ledger(Displayed, AbstractContextManager["Ledger"]):
     """The releases made on one data set, in memory or in an append-only file.
 
     A run reserves steps before it draws their batches, commits each step before its noise is drawn, and gives back
@@ -123,7 +126,7 @@ class Ledger:
     """
 
     def __init__(self, path: Path | str | None = None, *, dataset: str = "unnamed") -> None:
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()  # held by a thread that reads the ledger and then writes: no other writes between
         self.dataset = dataset
         self._end = End()
         self._heads = {self._end.head}
@@ -144,12 +147,6 @@ class Ledger:
                 raise
         _LEDGERS.add(self)
 
-    def __repr__(self) -> str:
-        return as_text("Ledger", self._shown())
-
-    def _repr_html_(self) -> str:
-        return as_html("Ledger", self._shown())
-
     def _shown(self) -> dict[str, object]:
         releases = "; ".join(f"{times} x {event!r}" for event, times in self.events.items()) or "none"
         return {"data set": self.dataset, "releases": releases, "kept": self.path.name if self.path else "in memory"}
@@ -168,10 +165,9 @@ class Ledger:
                 ledger = cls(dataset=first[0].dataset) if first else cls()
                 ledger.path = path
                 ledger._replay(content, path)
+                return ledger
             except ValueError as error:
                 damage = error
-            else:
-                return ledger
         raise damage
 
     @classmethod
@@ -183,7 +179,7 @@ class Ledger:
 
     def follow(self, totals: str) -> None:
         """Take over the counts of the ledger that this one mirrors."""
-        with self._lock:
+        with self.lock:
             self._tallies = Ledger.mirror(self.dataset, totals)._tallies
 
     repair = staticmethod(ledger_file.repair)
@@ -191,14 +187,9 @@ class Ledger:
     @property
     def head(self) -> str:
         """The digest of the last line, which seals all; empty without a line. :meth:`shorten` keeps this line then."""
-        with self._lock:
+        with self.lock:
             self._keep_head()
             return self._end.head
-
-    @property
-    def lock(self) -> AbstractContextManager[object]:
-        """Held in a ``with`` block by a thread that reads the ledger and then writes: no other writes between."""
-        return self._lock
 
     @property
     def events(self) -> dict[Event, int]:
@@ -209,7 +200,7 @@ class Ledger:
     def tallies(self) -> Mapping[Event, Tally]:
         """The counts of each event in the ledger, also of one that was given back."""
         tallies: defaultdict[Event, Tally] = defaultdict(Tally)
-        with self._lock:
+        with self.lock:
             for series, tally in self._tallies.items():
                 tallies[series.event] = tallies[series.event].with_all(tally)
         return dict(tallies)
@@ -217,7 +208,7 @@ class Ledger:
     @property
     def paid(self) -> Mapping[Series, int]:
         """What counts towards the privacy cost, for each run and event on its own."""
-        with self._lock:
+        with self.lock:
             return {series: tally.paid for series, tally in self._tallies.items() if tally.paid}
 
     @property
@@ -229,7 +220,7 @@ class Ledger:
     def totals(self) -> str:
         """Lines of a ledger with the same counts of each run and event."""
         tail = Tail()
-        with self._lock:
+        with self.lock:
             for series, tally in self._tallies.items():
                 for kind, steps in zip(Kind, tally, strict=True):
                     if steps:
@@ -242,7 +233,7 @@ class Ledger:
 
     def holds(self, head: str) -> bool:
         """Whether this was once the head of the ledger, so that the ledger continues from there."""
-        with self._lock:
+        with self.lock:
             return head in self._heads or head in self._tail.heads
 
     def reserve(self, event: Event, steps: int, *, run: RecordedRun | None = None) -> None:
@@ -254,7 +245,7 @@ class Ledger:
         if type(steps) is not int or steps < 1:
             count(steps=steps)
         run = run or self._unnamed
-        with self._lock:
+        with self.lock:
             self._spend(Kind.RESERVE, event, steps, run)
             self._unused[run][event] += steps
 
@@ -277,7 +268,7 @@ class Ledger:
             other_neighbours: record it also beside releases for another neighbouring relation, which do not compose.
         """
         count(times=times)
-        with self._lock:
+        with self.lock:
             self._spend(Kind.CHARGE, event, times, run or RecordedRun(declaration=declaration), other_neighbours)
 
     def commit(self, event: Event | None = None, *, run: RecordedRun | None = None) -> None:
@@ -288,7 +279,7 @@ class Ledger:
         is. ``event`` may be left out where only one has reserved steps.
         """
         run = run or self._unnamed
-        with self._lock:
+        with self.lock:
             steps = self._unused[run]
             unused = [known for known, left in steps.items() if left and event in (None, known)]
             if len(unused) != 1:
@@ -301,7 +292,7 @@ class Ledger:
     def release(self, *, run: RecordedRun | None = None) -> None:
         """Give back, durably, the steps that this process reserved for a run and did not commit; no others."""
         run = run or self._unnamed
-        with self._lock:
+        with self.lock:
             unused = self._unused.pop(run, Counter())  # first: a step is given back at most once, also after an error
             for event, steps in unused.items():
                 if steps := steps - steps % event.round_length:  # a round that was begun counts as a whole
@@ -313,7 +304,7 @@ class Ledger:
         Long tails are also replaced automatically. Nothing changes where the disk has no room, and where the file has a
         second name (a hard link), which would keep the old content.
         """
-        with self._lock:
+        with self.lock:
             if self._file is not None and self._tail.shrinks:
                 lines, tail, end = self._tail.shortened(self.dataset)
                 if self._file.replace_end(lines, start=tail.start.size, size=self._end.size):
@@ -321,12 +312,9 @@ class Ledger:
 
     def close(self) -> None:
         """Unlock the file. The ledger can still be read; later writes are refused."""
-        with self._lock:
+        with self.lock:
             if self._file is not None:
                 self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -490,7 +478,7 @@ class LedgerAccount:
 def _unlock_in_child() -> None:
     """A forked process has one thread, and would wait for ever for a lock that another thread held."""
     for ledger in _LEDGERS:
-        ledger._lock = threading.RLock()
+        ledger.lock = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):

@@ -252,20 +252,13 @@ def _characteristic(one: LossDistribution, tilted: Tilted, c: float, step: float
     likely = tilted.weights > LEAST_WEIGHT
     weights = tilted.weights[likely]
     losses = step * (one.losses[likely] - tilted.mean)
-    fine = _powers(np.exp(1j * losses), rows)
-    coarse = _powers(np.exp(1j * rows * losses), math.ceil(n / rows)) * weights
-    factor = (coarse @ fine.T).ravel()[:n]
+    fine = np.vander(np.exp(1j * losses), rows, increasing=True)
+    coarse = np.vander(np.exp(1j * rows * losses), math.ceil(n / rows), increasing=True).T * weights
+    factor = (coarse @ fine).ravel()[:n]
     left_out = LEAST_WEIGHT * (len(tilted.weights) - len(weights))
     phases = n * step * (float(weights @ np.abs(one.losses[likely])) + abs(tilted.mean))
     exponents = float(tilted.weights @ np.abs(c * one.losses)) + abs(tilted.log_mean)
     return factor, one.uncertainty + left_out + 4 * ROUNDING * (phases + exponents + 2 * rows)
-
-
-def _powers(base: np.ndarray, count: int) -> np.ndarray:
-    """The powers 0 to ``count - 1`` of each number, by repeated multiplication."""
-    factors = np.empty((count, len(base)), dtype=complex)
-    factors[0], factors[1:] = 1, base
-    return np.multiply.accumulate(factors, axis=0)
 
 
 # The share of delta that is left for outcomes which are counted as an infinite loss, so that losses have a range.

@@ -1,8 +1,9 @@
 """Distributions of the privacy loss of single releases."""
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, reduce
+from functools import cached_property, lru_cache, partial, reduce
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -424,14 +425,9 @@ def _full(event: TruncatedPoissonGaussian, others: int) -> float:
 
 def ends_of_cases(event: TruncatedPoissonGaussian) -> list[int]:
     """The numbers of records at which one case ends and the next one begins, from 0 to the declared number."""
-    ends = [0]
-    for often in OFTEN_FULL:
-        low, high = event.largest_batch, event.most_records
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (middle + 1, high) if _full(event, middle) < often else (low, middle)
-        ends.append(low)
-    return sorted({*(end for end in ends if end < event.most_records), event.most_records})
+    numbers = range(event.largest_batch, event.most_records)
+    places = (bisect_left(numbers, often, key=partial(_full, event)) for often in OFTEN_FULL)
+    return sorted({0, *(numbers[place] for place in places if place < len(numbers)), event.most_records})
 
 
 _NEVER_KEPT = LossDistribution(np.array([0.0]), np.array([1e-300]), 1.0)

@@ -33,7 +33,7 @@ def valid_orders(orders: Iterable[float], *, above: int) -> tuple[float, ...]:
     return orders
 
 
-def conversion(orders: np.ndarray, log_deltas: np.ndarray) -> np.ndarray:
+def conversion(orders: np.ndarray, log_deltas: np.ndarray | float) -> np.ndarray:
     """What is added to a divergence to give epsilon at delta: Canonne, Kamath and Steinke 2020, Proposition 12."""
     return np.log1p(-1 / orders) - (log_deltas + np.log(orders)) / (orders - 1)
 
@@ -49,13 +49,13 @@ class RdpCurve:
     orders: np.ndarray
     divergences: np.ndarray
     improved: bool = True
-    shares: np.ndarray | None = None
+    shares: np.ndarray | float = 1.0
 
     def epsilon(self, *, delta: float) -> float:
         open_fraction(delta=delta)
         if not self.divergences.any() or delta > self._total_variation:
             return 0.0
-        logs = math.log(delta) + self._log_shares
+        logs = math.log(delta) + np.log(self.shares)
         added = conversion(self.orders, logs) if self.improved else -logs / (self.orders - 1)
         return max(0.0, float(np.min(self.divergences + added)))
 
@@ -63,20 +63,16 @@ class RdpCurve:
         not_negative(epsilon=epsilon)
         if not self.divergences.any():
             return 0.0
-        logs = (self.orders - 1) * (self.divergences - epsilon) - self._log_shares
+        logs = (self.orders - 1) * (self.divergences - epsilon) - np.log(self.shares)
         if self.improved:
             logs += (self.orders - 1) * np.log1p(-1 / self.orders) - np.log(self.orders)
         return min(self._total_variation, math.exp(min(0.0, float(np.min(logs)))))
 
     @property
-    def _log_shares(self) -> np.ndarray:
-        return np.zeros(len(self.orders)) if self.shares is None else np.log(self.shares)
-
-    @property
     def _total_variation(self) -> float:
         """A bound on delta at epsilon 0, from the divergence of order 1, which is less (Bretagnolle and Huber 1979)."""
         least = float(np.min(self.divergences))
-        return math.sqrt(-math.expm1(-least)) if self.improved and self.shares is None else 1.0
+        return math.sqrt(-math.expm1(-least)) if self.improved and isinstance(self.shares, float) else 1.0
 
 
 @dataclass(frozen=True)

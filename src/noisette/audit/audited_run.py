@@ -196,10 +196,6 @@ class AuditedRun:
         return _other_batches(self.recipe)
 
     @property
-    def noise_multiplier(self) -> float:
-        return self.event.parameters()["noise_multiplier"]
-
-    @property
     def delta(self) -> float:
         return self.recipe.privacy.delta
 
@@ -208,8 +204,8 @@ class AuditedRun:
         if not lipschitz.used:
             return PerExampleClip(model, clipping=CLIPPING_RULES[privacy.clipping].resolve()(privacy.max_grad_norm))
         limit = FlatClipping(lipschitz.logit_clip) if lipschitz.logit_clip else None
-        shape = step_audit.LipschitzAxes().input_shape
-        return LipschitzBound(model, loss=TauCrossEntropy(1.0), input_shape=shape, logit_clipping=limit)
+        _, width = next(model.parameters()).shape  # of the canaries' linear layer
+        return LipschitzBound(model, loss=TauCrossEntropy(1.0), input_shape=[width], logit_clipping=limit)
 
     def audit_cost(self) -> CostAudit:
         return audit_cost(self.released, epsilon=self.epsilon, delta=self.delta)
@@ -217,7 +213,7 @@ class AuditedRun:
     def audit_step(self, *, steps: int) -> step_audit.StepAudit:
         kind = step_audit.BehindPublicNorm if self.recipe.model.batch_norm == "public" else step_audit.Axes
         made = step_audit.LipschitzAxes() if self.recipe.lipschitz.used else kind()
-        noise = self.noise_multiplier
+        noise = self.event.parameters()["noise_multiplier"]
         return step_audit.audit_bound(self.bound_of, noise_multiplier=noise, canary_model=made, steps=steps)
 
     def audit_neighbours(self, *, pairs: int) -> step_audit.NeighbourAudit:
@@ -236,7 +232,7 @@ class AuditedRun:
         assert isinstance(self.event, PoissonGaussian), "of no other batches"
         return audit_run(
             self.bound_of,
-            noise_multiplier=self.noise_multiplier,
+            noise_multiplier=self.event.noise_multiplier,
             sampling_rate=self.event.sampling_rate,
             steps=self.steps,
             canary_model=step_audit.LipschitzAxes(4096) if self.recipe.lipschitz.used else None,

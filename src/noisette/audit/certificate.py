@@ -86,11 +86,12 @@ def certified_mu(inside: np.ndarray, outside: np.ndarray, *, threshold: float, a
 
 
 def _errors_at_most(
-    inside: np.ndarray, outside: np.ndarray, threshold: float, alpha: float
+    inside: np.ndarray, outside: np.ndarray, thresholds: ArrayLike, alpha: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Upper limits of the false-positive and false-negative rates."""
-    false_positives = rate_at_most((outside >= threshold).sum(), outside.size, alpha=alpha / 2)
-    return false_positives, rate_at_most((inside < threshold).sum(), inside.size, alpha=alpha / 2)
+    """Upper limits of the false-positive and false-negative rates, for each threshold."""
+    below_in, below_out = (np.searchsorted(np.sort(scores), thresholds) for scores in (inside, outside))
+    false_positives = rate_at_most(outside.size - below_out, outside.size, alpha=alpha / 2)
+    return false_positives, rate_at_most(below_in, inside.size, alpha=alpha / 2)
 
 
 def epsilon_of(mu: float, *, delta: float) -> float:
@@ -109,8 +110,7 @@ def certified_epsilon(inside: np.ndarray, outside: np.ndarray, *, delta: float, 
     found = [0.0]
     for one, other in ((sign * a, sign * b) for a, b in ((inside, outside), (outside, inside)) for sign in (1, -1)):
         threshold = _best_threshold(one[::2], other[::2], delta, alpha / 4)
-        false_positives, false_negatives = _errors_at_most(one[1::2], other[1::2], threshold, alpha / 4)
-        found.append(float(_log_ratio(1 - false_negatives - delta, false_positives)))
+        found.append(float(_epsilons(one[1::2], other[1::2], threshold, delta, alpha / 4)))
     return max(found)
 
 
@@ -118,15 +118,14 @@ def _best_threshold(inside: np.ndarray, outside: np.ndarray, delta: float, alpha
     """The threshold with the largest bound on these scores, among about 200 of their values."""
     if not inside.size or not outside.size:
         return math.inf
-    inside, outside = np.sort(inside), np.sort(outside)
-    tried = np.unique(np.concatenate([inside, outside])[:: max(1, inside.size // 200)])
-    false_positives = rate_at_most(outside.size - np.searchsorted(outside, tried), outside.size, alpha=alpha / 2)
-    false_negatives = rate_at_most(np.searchsorted(inside, tried), inside.size, alpha=alpha / 2)
-    return float(tried[np.argmax(_log_ratio(1 - false_negatives - delta, false_positives))])
+    tried = np.unique(np.concatenate([np.sort(inside), np.sort(outside)])[:: max(1, inside.size // 200)])
+    return float(tried[np.argmax(_epsilons(inside, outside, tried, delta, alpha))])
 
 
-def _log_ratio(true_positives: np.ndarray, false_positives: np.ndarray) -> np.ndarray:
-    return np.log(np.maximum(true_positives, math.ulp(0.0)) / false_positives)
+def _epsilons(inside: np.ndarray, outside: np.ndarray, thresholds: ArrayLike, delta: float, alpha: float) -> np.ndarray:
+    """What the errors at each threshold prove."""
+    false_positives, false_negatives = _errors_at_most(inside, outside, thresholds, alpha)
+    return np.log(np.maximum(1 - false_negatives - delta, math.ulp(0.0)) / false_positives)
 
 
 # What is observed of a release is its cell, of so many deviations of the noise, up to a distance from both means. Who

@@ -134,19 +134,6 @@ class Scores:
     noise_multiplier: float
     shift: float
 
-    @property
-    def of_those_in(self) -> np.ndarray:
-        return self.values[self.inside]
-
-    @property
-    def of_those_out(self) -> np.ndarray:
-        return self.values[~self.inside]
-
-    @property
-    def residuals(self) -> np.ndarray:
-        """The scores less the documented means, which leaves the noise, (steps, canaries)."""
-        return self.values - self.shift * self.inside
-
 
 def released_scores(
     bound: GradientBound,
@@ -215,7 +202,8 @@ class StepAudit(Audit):
         self.scores = scores
         self.false_alarm = false_alarm
         self.guaranteed_mu = 1 / scores.noise_multiplier
-        out, inside, residuals = scores.of_those_out, scores.of_those_in, scores.residuals
+        out, inside = scores.values[~scores.inside], scores.values[scores.inside]
+        residuals = scores.values - scores.shift * scores.inside  # without the documented means: the noise
         self.certified_mu = certified_mu(inside, out, threshold=scores.shift / 2, alpha=false_alarm)
         limit = -float(ndtri(false_alarm / 2))
         peak_within, lags = peak_within_steps(residuals)

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.utils import _pair
 from torch.nn.utils import parametrize
 
 from noisette.core.loss import ModelBuffers
@@ -128,19 +129,14 @@ def check_measured_shape(module: nn.Module, args: tuple[Any, ...], output: Any) 
 
 def _window_pixels(module: Any) -> int:
     """The pixels of a window of a pooling layer; PrivacyError if windows overlap or extend beyond the image."""
-    kernel, stride = pair(module.kernel_size), pair(module.stride)
-    shifted = pair(module.padding) != (0, 0) or pair(getattr(module, "dilation", 1)) != (1, 1) or module.ceil_mode
+    kernel, stride = _pair(module.kernel_size), _pair(module.stride)
+    shifted = _pair(module.padding) != (0, 0) or _pair(getattr(module, "dilation", 1)) != (1, 1) or module.ceil_mode
     if kernel != stride or shifted or getattr(module, "divisor_override", None):
         raise PrivacyError(
             f"{type(module).__name__} has no bound if its windows overlap or extend beyond the image; give it "
             "stride = kernel_size and no padding, dilation, ceil_mode or divisor"
         )
     return kernel[0] * kernel[1]
-
-
-def pair(value: int | tuple[int, int]) -> tuple[int, int]:
-    """The same value for height and width, unless there are two."""
-    return value if isinstance(value, tuple) else (value, value)
 
 
 def _slope_of_softplus(module: nn.Softplus) -> float:

@@ -53,7 +53,8 @@ class PatchFeatures(Shown):
         The images, (n, channels, height, width) with pixels in [0, 1], are public: there is no guarantee for them.
         ``seed`` is that of the generator that draws the patches.
         """
-        rows = _normalised(_drawn(images, side, torch.Generator().manual_seed(seed)))
+        drawn = _drawn(images, side, torch.Generator().manual_seed(seed))
+        rows = F.layer_norm(drawn, drawn.shape[1:], eps=_VARIANCE_FLOOR)
         if not 1 <= filters <= len(rows):
             raise ValueError(f"expected from 1 to {len(rows)} filters of {len(images)} public images, got {filters}")
         mean = rows.mean(0)
@@ -86,11 +87,6 @@ def _drawn(images: Tensor, side: int, generator: torch.Generator) -> Tensor:
     owners = torch.randperm(number, generator=generator) % len(images)
     windows = images.unfold(2, side, 1).unfold(3, side, 1)  # (n, c, high, wide, side, side)
     return windows[owners, :, down, across].flatten(1)
-
-
-def _normalised(rows: Tensor) -> Tensor:
-    centred = rows - rows.mean(1, keepdim=True)
-    return centred / (centred.square().mean(1, keepdim=True) + _VARIANCE_FLOOR).sqrt()
 
 
 ANGLES = 8
@@ -226,14 +222,10 @@ class Standardise(nn.Module):
 
     def bound_forward(self, x: NormBound) -> NormBound:
         shift = self.mean.double().broadcast_to(x.shape).norm().item()
-        return NormBound((x.norm + shift) / self._smallest_scale, x.shape)
+        return NormBound((x.norm + shift) / self.scale.min().item(), x.shape)
 
     def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
-        return g / self._smallest_scale, {}
-
-    @property
-    def _smallest_scale(self) -> float:
-        return self.scale.min().item()
+        return g / self.scale.min().item(), {}
 
     def extra_repr(self) -> str:
         return f"mean of shape {tuple(self.mean.shape)}, scale of shape {tuple(self.scale.shape)}"
@@ -334,10 +326,12 @@ def mean_over_views(loss: Loss, augment: Callable[[Tensor], Tensor], views: int)
     checks.count(views=views)
 
     def mean(model: nn.Module, x: Tensor, *others: Any, **keywords: Any) -> Tensor:
-        made = augment(_repeated(x, views))
+        made = augment(x.repeat_interleave(views, 0))
         if len(made) != len(x) * views:
             raise ValueError(f"expected {views} views of {len(x)} examples, got {len(made)} from augment")
-        return _mean(loss, model, made.unflatten(0, (len(x), views)), others, keywords)
+        others, keywords = tree_map_only(Tensor, lambda value: value.repeat_interleave(views, 0), (others, keywords))
+        values = loss(model, made, *others, **keywords)
+        return values.unflatten(0, (len(x), views)).mean(1) if values.dim() else values
 
     return mean
 
@@ -357,19 +351,6 @@ class MirrorAverage(nn.Module):
         return (self.model(x) + self.model(x.flip(-1))) / 2
 
 
-def _mean(loss: Loss, model: nn.Module, made: Tensor, others: Any, keywords: Any) -> Tensor:
-    """The mean over the views of examples (b, views, ...): one value for each example, or one if the loss has one."""
-    count = made.shape[1]
-    others, keywords = tree_map_only(Tensor, lambda value: _repeated(value, count), (others, keywords))
-    values = loss(model, made.flatten(0, 1), *others, **keywords)
-    return values.unflatten(0, made.shape[:2]).mean(1) if values.dim() else values
-
-
-def _repeated(rows: Tensor, times: int) -> Tensor:
-    """Each row this many times, one after the other."""
-    return rows.unsqueeze(1).expand(len(rows), times, *rows.shape[1:]).flatten(0, 1)
-
-
 class MirrorAndShift:
     """Random views of images (b, c, h, w): mirrored with probability one half, shifted by up to ``shift`` pixels.
 
@@ -382,8 +363,7 @@ class MirrorAndShift:
     """
 
     def __init__(self, *, flip: bool = True, shift: int = 0) -> None:
-        if shift:
-            checks.count(shift=shift)
+        checks.whole(shift=shift)
         if not (flip or shift):
             raise ValueError("views are mirrored or shifted; ask for flip, for a shift, or for both")
         self.flip, self.shift = flip, shift

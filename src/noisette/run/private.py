@@ -21,7 +21,7 @@ from noisette.accounting.budget import PrivacyBudget, RunParameters, check_delta
 from noisette.accounting.calibrate import cheapest, least_noisy, schedule, with_releases
 from noisette.accounting.events import BandedGaussian, StepRelease, UserLevel, check_events
 from noisette.accounting.filters import accountant_beside
-from noisette.accounting.ledger import LedgerAccount, as_html, as_text, declared
+from noisette.accounting.ledger import Displayed, LedgerAccount, declared
 from noisette.capture.captured import schedule_of
 from noisette.core.batches import Batch
 from noisette.core.loss import is_sharded
@@ -162,7 +162,7 @@ def _joint_noise(noise: GaussianNoise, event: StepRelease, steps: int, ranks: An
     return JointSums(BandedNoise(noise, correlation).add_, ranks, deviations_of(correlation))
 
 
-class PrivateRun(DpSgd):
+class PrivateRun(Displayed, DpSgd):
     """A training run with a privacy guarantee: the ledger records each step before its batch is drawn.
 
     Made by :func:`privatize`, or by :meth:`resume` from a checkpoint of :meth:`save`. The ``steps_lost`` in a crash
@@ -239,12 +239,6 @@ class PrivateRun(DpSgd):
         self._saved_in: Path | None = None
         self._owned = ExitStack()  # closed with the run
         self._is_closed = False
-
-    def __repr__(self) -> str:
-        return as_text("PrivateRun", self._shown())
-
-    def _repr_html_(self) -> str:
-        return as_html("PrivateRun", self._shown())
 
     def _shown(self) -> dict[str, object]:
         """What was declared and how far the run is; nothing that was drawn."""

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from noisette.data.words import from_folder, tokenizer_of
 from noisette.errors import raised_by
+from noisette.lipschitz.propagation import Shown
 from noisette.nn.batch_norm import in_evaluation
 from noisette.nn.features import MirrorAverage
 from noisette.nn.models import REGISTRY, imported
@@ -221,7 +222,7 @@ def fixed_features(backbone: str, shape: Shape, *, words: bool, mirrored: bool =
     return features.requires_grad_(False).eval()
 
 
-class ImageFeatures(nn.Module):
+class ImageFeatures(Shown):
     """Features (b, n) of images (b, 1 or 3, h, w) from 0 to 1, brought to the size and range a network was trained on.
 
     ``network`` maps images (b, 3, side, side) to features. ``mean`` and ``deviation`` are those of each channel in its
@@ -233,9 +234,6 @@ class ImageFeatures(nn.Module):
         self.network, self.side, self.in_bfloat16 = network, side, torch.cpu._is_avx512_bf16_supported()
         self.mean = nn.Buffer(torch.tensor(mean).view(-1, 1, 1), persistent=False)
         self.deviation = nn.Buffer(torch.tensor(deviation).view(-1, 1, 1), persistent=False)
-
-    def extra_repr(self) -> str:
-        return f"side={self.side}, in_bfloat16={self.in_bfloat16}"
 
     def forward(self, images: Tensor) -> Tensor:
         coloured = images.expand(-1, 3, -1, -1)

@@ -265,13 +265,10 @@ class WordTransformer(nn.Module):
     def forward(self, numbers: Tensor) -> Tensor:
         numbers = numbers.long()
         used = numbers != 0
-        x = self.block(self.word(numbers) + self.place, src_key_padding_mask=_unattended(used))
+        # An empty text attends to its first place: a softmax over none is no number.
+        unattended = ~(used | (torch.arange(used.shape[1], device=used.device) == 0))
+        x = self.block(self.word(numbers) + self.place, src_key_padding_mask=unattended)
         return self.scores(mean_of_used(self.norm(x), used))
-
-
-def _unattended(used: Tensor) -> Tensor:
-    """The places that are not attended to. An empty text attends to its first one: a softmax over none is no number."""
-    return ~(used | (torch.arange(used.shape[1], device=used.device) == 0))
 
 
 def mean_of_used(x: Tensor, used: Tensor) -> Tensor:
