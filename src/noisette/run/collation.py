@@ -76,12 +76,18 @@ def _at_each_place(values: Values, remedy: str, name: object = None) -> Any:
 
 
 def _rows(values: Values, remedy: str, name: object) -> Any:
+    """The tensors of all records as one, of which each has its record on the first axis, or no axis; or a list."""
     values = list(map(_as_tensor, values))
     shapes = [tuple(value.shape) for value in values if isinstance(value, Tensor)]
     if not shapes:
         return None if all(value is None for value in values) else values
     for shape in shapes:
-        _check_row(shape, name)
+        if shape and shape[0] != 1:
+            raise ValueError(
+                f"collate_fn gives {'a tensor' if name is None else f'the field {name!r}'} of one record the shape "
+                f"{shape}, but the first axis is that of the records: put the record on the first axis, in the shape "
+                "(1, ...). For graphs, whose nodes are there, take batch.microbatches(1), which leaves them as they are"
+            )
     _check_one_type(values, name)
     _check_one_shape(shapes, remedy, name)
     return torch.cat(values) if shapes[0] else torch.stack(values)
@@ -102,16 +108,6 @@ def _as_tensor(value: Any) -> Any:
 def _check_unmasked(value: Any) -> None:
     if isinstance(value, np.ma.MaskedArray):
         raise ValueError("a record has masked values, which would be trained on; fill them, as by field.filled(0)")
-
-
-def _check_row(shape: tuple[int, ...], name: object) -> None:
-    """Check that a tensor which was made of one record has it on the first axis, or has no axis."""
-    if shape and shape[0] != 1:
-        raise ValueError(
-            f"collate_fn gives {'a tensor' if name is None else f'the field {name!r}'} of one record the shape "
-            f"{shape}, but the first axis is that of the records: put the record on the first axis, in the shape "
-            "(1, ...). For graphs, whose nodes are there, take batch.microbatches(1), which leaves them as they are"
-        )
 
 
 def _check_one_type(values: Values, name: object) -> None:

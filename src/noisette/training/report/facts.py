@@ -504,7 +504,7 @@ def rule_in_words(rule: ClippingRule) -> RuleEntry:
             median = "the median" if of == 0.5 else f"the {of:g} quantile"
             return replace(entry, statement=entry.statement.replace("the median", median))
     return RuleEntry(
-        lambda: type(rule),
+        f"{type(rule).__module__}:{type(rule).__qualname__}",
         "a rule of one's own",
         f"the gradient of each example is multiplied, in each of {{groups}} groups of parameters, by a factor that "
         f"{type(rule).__name__} chooses, and that leaves at most the bound of the group, as of the last release; for "
