@@ -22,15 +22,19 @@ from noisette.accounting.ledger_file import End, Entry, Kind, LedgerFile, Series
 from noisette.errors import PrivacyError, count
 
 
-def as_text(name: str, facts: Mapping[str, object]) -> str:
-    """The facts in one line, such as ``<Batch: expected size 150>``."""
-    return f"<{name}: {', '.join(f'{label} {value}' for label, value in facts.items())}>"
+class Shown:
+    """Something that is shown by its facts: in one line, and in a notebook as a table."""
 
+    def _shown(self) -> dict[str, object]:
+        raise NotImplementedError
 
-def as_html(name: str, facts: Mapping[str, object]) -> str:
-    """The facts as a table with the name above it."""
-    rows = (f"<tr><th>{escape(label)}</th><td>{escape(str(value))}</td></tr>" for label, value in facts.items())
-    return f"<table><caption>{escape(name)}</caption>{''.join(rows)}</table>"
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {', '.join(f'{label} {value}' for label, value in self._shown().items())}>"
+
+    def _repr_html_(self) -> str:
+        facts = ((escape(label), escape(str(value))) for label, value in self._shown().items())
+        rows = "".join(f"<tr><th>{label}</th><td>{value}</td></tr>" for label, value in facts)
+        return f"<table><caption>{type(self).__name__}</caption>{rows}</table>"
 
 
 class Tally(NamedTuple):
@@ -89,7 +93,7 @@ def declared(paid: Iterable[tuple[Series, int]]) -> list[Declaration]:
     return [Declaration(name, *both) for name, both in found.items()]
 
 
-class Ledger:
+class Ledger(Shown):
     """The releases made on one data set, in memory or in an append-only file.
 
     A run reserves steps before it draws their batches, commits each step before its noise is drawn, and gives back
@@ -145,12 +149,6 @@ class Ledger:
                 self._file.close()
                 raise
         _LEDGERS.add(self)
-
-    def __repr__(self) -> str:
-        return as_text("Ledger", self._shown())
-
-    def _repr_html_(self) -> str:
-        return as_html("Ledger", self._shown())
 
     def _shown(self) -> dict[str, object]:
         releases = "; ".join(f"{times} x {event!r}" for event, times in self.events.items()) or "none"

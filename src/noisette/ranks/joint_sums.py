@@ -27,11 +27,8 @@ class JointSums:
         self, add_: Callable[..., None], ranks: AnyRanks, deviations: Sequence[float] | np.ndarray = (1.0,)
     ) -> None:
         self._add_, self._ranks, self._deviations = add_, ranks, deviations
+        self.size = ranks.size
         self._steps = range(0)  # since the correlation began
-
-    @property
-    def size(self) -> int:
-        return self._ranks.size
 
     def deviation(self, step: int) -> float:
         self._steps = range(self._steps.start if step == self._steps.stop else step, step + 1)

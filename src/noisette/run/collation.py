@@ -205,6 +205,7 @@ class PaddedBuckets:
         if not are_whole or list(self.edges) != sorted(set(self.edges)):
             raise ValueError(f"expected ascending whole numbers of at least one as edges, each once, got {self.edges}")
         self._records, self._pad = records, pad
+        self.known_by = records  # by which a resumed run recognises the data set
         lengths = np.fromiter(self._lengths(), dtype=np.int64, count=len(records))
         self._edge_of = np.minimum(np.searchsorted(self.edges, lengths), len(self.edges) - 1)
         # The bucket of each record: the number of its edge, or of its pair of edges.
@@ -226,11 +227,6 @@ class PaddedBuckets:
         if isinstance(record, tuple):
             return tuple(padded.get(place, value) for place, value in enumerate(record))
         return padded[None]
-
-    @property
-    def known_by(self) -> Any:
-        """The records, by which a resumed run recognises the data set."""
-        return self._records
 
     @property
     def longest_edge(self) -> int:

@@ -21,7 +21,7 @@ from noisette.accounting.budget import PrivacyBudget, RunParameters, check_delta
 from noisette.accounting.calibrate import cheapest, least_noisy, schedule, with_releases
 from noisette.accounting.events import BandedGaussian, StepRelease, UserLevel, check_events
 from noisette.accounting.filters import accountant_beside
-from noisette.accounting.ledger import LedgerAccount, as_html, as_text, declared
+from noisette.accounting.ledger import LedgerAccount, Shown
 from noisette.capture.captured import schedule_of
 from noisette.core.batches import Batch
 from noisette.core.loss import is_sharded
@@ -162,11 +162,11 @@ def _joint_noise(noise: GaussianNoise, event: StepRelease, steps: int, ranks: An
     return JointSums(BandedNoise(noise, correlation).add_, ranks, deviations_of(correlation))
 
 
-class PrivateRun(DpSgd):
+class PrivateRun(Shown, DpSgd):
     """A training run with a privacy guarantee: the ledger records each step before its batch is drawn.
 
-    Made by :func:`privatize`, or by :meth:`resume` from a checkpoint of :meth:`save`. The ``steps_lost`` in a crash
-    count like the others; ``extras`` is what :meth:`save` was given.
+    Made by :func:`privatize`, or by :meth:`resume` from a checkpoint of :meth:`save`. ``event`` is the release of one
+    step. The ``steps_lost`` in a crash count like the others; ``extras`` is what :meth:`save` was given.
     """
 
     def __init__(
@@ -232,19 +232,13 @@ class PrivateRun(DpSgd):
             steps_taken=steps_taken,
             steps_lost=steps_lost,
         )
-        self.terms, self.accountant, self.ledger, self.extras = terms, accountant, ledger, extras
+        self.terms, self.event, self.accountant, self.ledger, self.extras = terms, event, accountant, ledger, extras
         self._all_ranks, self._dataset, self.users = ranks, dataset, users
         self._user_numbers = None if by_user is None else by_user.users
         self._fingerprint: Fingerprint | None = None
         self._saved_in: Path | None = None
         self._owned = ExitStack()  # closed with the run
         self._is_closed = False
-
-    def __repr__(self) -> str:
-        return as_text("PrivateRun", self._shown())
-
-    def _repr_html_(self) -> str:
-        return as_html("PrivateRun", self._shown())
 
     def _shown(self) -> dict[str, object]:
         """What was declared and how far the run is; nothing that was drawn."""
@@ -285,11 +279,6 @@ class PrivateRun(DpSgd):
         run._owned = owned.pop_all()
         return run
 
-    @property
-    def event(self) -> StepRelease:
-        """The release of one step."""
-        return self.terms.event
-
     def epsilon(self, *, delta: float) -> float:
         """Epsilon spent at this delta by everything in the ledger, for adding or removing one record or user.
 
@@ -318,11 +307,6 @@ class PrivateRun(DpSgd):
         from noisette.training.report.page import own_page
 
         atomic_files.write(Path(path), own_page(self, delta).encode(errors="backslashreplace"))
-
-    @property
-    def is_beside_others(self) -> bool:
-        """Whether the ledger holds other declarations, by whose results this run may have been chosen."""
-        return len(declared([*self.ledger.paid.items(), (self.terms.recorded.series(self.event), 1)])) > 1
 
     def before_call(self) -> None:
         """Called before a loop calls the model itself with records of the batch: random numbers are secret then."""

@@ -24,14 +24,14 @@ from noisette.data.words import Numbering
 from noisette.nn.models.backbones import folder_of
 from noisette.training.defaults import LARGER_TABLE_NORM, MANY_RECORDS, TABLE, TABLE_NORM, batches_for, delta_for
 
-# What replaces batch norm: from public examples, and others.
-_FROM_PUBLIC: Mapping[str, Entry] = {
+# What replaces batch norm.
+BATCH_NORMS: Mapping[str, Entry] = {
     "public": Entry("noisette.nn:PublicBatchNorm", "statistics of public examples"),
     "per-example": Entry("noisette.nn:PerExampleBatchNorm", "statistics of an example and public ones in closed form"),
     "frozen": Entry("noisette.nn:FrozenBatchNorm", "fixed statistics of public data"),
+    "group": Entry("torch.nn:GroupNorm", "group norm"),
 }
-NEED_PUBLIC = tuple(_FROM_PUBLIC)
-BATCH_NORMS: Mapping[str, Entry] = {**_FROM_PUBLIC, "group": Entry("torch.nn:GroupNorm", "group norm")}
+NEED_PUBLIC = tuple(name for name in BATCH_NORMS if name != "group")
 
 BATCHES: Mapping[str, Entry] = {
     "poisson": Entry("noisette:Poisson", "each example by itself, at the lowest cost"),

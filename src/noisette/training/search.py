@@ -305,9 +305,7 @@ def _plan(recipe: Recipe, data: DataSet, rehearsed: Rehearsed, mean: float, shap
     rate, steps = schedule(training.batch_size, None, None, data.declared_size, training.epochs)
     check_delta(privacy.delta, 1 / data.declared_size, privacy.allow_large_delta)
     plans: list[SearchPlan] = []
-    # The Poisson distribution is one to choose from if it hardly ever draws no run.
-    shapes = [known for known in SHAPES if known < math.inf or math.exp(-mean) < 1e-3]
-    for chosen in shapes if shape is None else [shape]:
+    for chosen in _shapes(mean) if shape is None else [shape]:
         with suppress(ValueError):  # no noise is enough
             plan = least_noise_search(
                 epsilon=privacy.epsilon,
@@ -333,3 +331,8 @@ def _plan(recipe: Recipe, data: DataSet, rehearsed: Rehearsed, mean: float, shap
     of_a_run = {replace(step, noise_multiplier=plan.noise_multiplier): steps, **rehearsed.others}
     sampled = tuple((event, times) for event, times in of_a_run.items() if isinstance(event, Sampled))
     return replace(plan, event=replace(plan.event, run=sampled))
+
+
+def _shapes(mean: float) -> list[float]:
+    """The shapes to choose from: the Poisson distribution is one of them if it hardly ever draws no run."""
+    return [shape for shape in SHAPES if shape < math.inf or math.exp(-mean) < 1e-3]

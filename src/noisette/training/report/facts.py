@@ -16,7 +16,7 @@ from noisette.accounting.calibrate import with_releases
 from noisette.accounting.events import UserLevel, event_of
 from noisette.accounting.events import facts_of as event_facts
 from noisette.accounting.filters import RenyiOdometer
-from noisette.accounting.ledger import LEDGER_FILE
+from noisette.accounting.ledger import LEDGER_FILE, declared
 from noisette.accounting.registry import ACCOUNTANTS
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES, RuleEntry
 
@@ -424,7 +424,8 @@ def facts_of(outcome: Outcome) -> Facts:
 
 def epsilon_after(run: PrivateRun, step: int, delta: float) -> float:
     """What a run and all else in its ledger cost when so many steps of it were spent."""
-    by = RenyiOdometer() if run.is_beside_others else run.accountant
+    declarations = declared([*run.ledger.paid.items(), (run.terms.recorded.series(run.event), 1)])
+    by = RenyiOdometer() if len(declarations) > 1 else run.accountant  # others may have led to the choice of this run
     return by.compose(with_releases(run.terms.beside(run.ledger), run.event, step)).epsilon(delta=delta)
 
 
