@@ -228,11 +228,6 @@ class PaddedBuckets:
             return tuple(padded.get(place, value) for place, value in enumerate(record))
         return padded[None]
 
-    @property
-    def longest_edge(self) -> int:
-        """The length of the largest bucket that holds a record."""
-        return self.edges[int(self._edge_of.max(initial=0))]
-
     def collate(self, at: np.ndarray) -> Any:
         return collated([self[index] for index in at.tolist()], _NOT_PADDED)
 

@@ -57,9 +57,8 @@ def batch_mixing_modules(model: nn.Module) -> list[str]:
 
 def said_of_modules(model: nn.Module, about: Callable[[nn.Module], object]) -> list[str]:
     """For each module of which there is a text to say: its name, its class, and the text."""
-    said = [(name, type(module).__name__, about(module)) for name, module in model.named_modules()]
-    found = [(name, f"{kind} {text}") for name, kind, text in said if text and isinstance(text, str)]
-    return [f"{name or 'the model itself'}  {text}" for name, text in found]
+    said = [(name or "the model itself", type(part).__name__, about(part)) for name, part in model.named_modules()]
+    return [f"{name}  {kind} {text}" for name, kind, text in said if text and isinstance(text, str)]
 
 
 def check_no_batch_norm(model: nn.Module) -> None:

@@ -38,7 +38,6 @@ _RECORDS = 64  # made up for the rehearsal
 _REHEARSAL_NOISE = 100.0  # any will do: what a run releases depends on its noise in no other way
 
 
-@dataclass(frozen=True)
 class PublicScore:
     """The accuracy on test examples that are stated to be public, or the test error with a minus."""
 
