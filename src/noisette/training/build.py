@@ -290,16 +290,14 @@ def features_of(inputs: Tensor, fixed: nn.Module, device: torch.device) -> Tenso
     return features
 
 
-def cached_features(
-    network: nn.Module, inputs: Tensor, compute: Callable[[], Tensor], folder: Path | None = None
-) -> Tensor:
+def cached_features(network: nn.Module, inputs: Tensor, compute: Callable[[], Tensor]) -> Tensor:
     """The features (n, ...) of inputs (n, ...): those of an earlier call, or ``compute()``, which are then kept.
 
     A network is known by its printed form and its weights, inputs by their values. Features of records are as private
     as the records: the owner alone can read the files (mode 600), in ``noisette/features`` of the user's cache. Their
     names are digests with a secret key that lies beside them, so a name tells nothing about the records.
     """
-    folder = folder or Path(pooch.os_cache("noisette")) / "features"
+    folder = Path(pooch.os_cache("noisette")) / "features"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if not (key := folder / "key").is_file():
         atomic_files.write(key, secrets.token_bytes(32), mode=0o600)
