@@ -1,5 +1,6 @@
 """Values that a graph depends on: equal while nothing changes, others after a change, and nothing of objects runs."""
 
+import operator
 from collections.abc import Callable
 from enum import Enum
 from functools import partial
@@ -55,6 +56,8 @@ CHANGES: dict[str, Callable[[Any], object]] = {
     "a text": lambda model: setattr(model, "how", "otherwise"),
     "an enum": lambda model: setattr(model, "mode", Mode.SECOND),
     "a tuple": lambda model: setattr(model, "pair", (1, 3)),
+    "an entry of a list": lambda model: operator.setitem(model.sizes, 1, 3),
+    "an entry of a dictionary": lambda model: model.texts.update(b="other"),
     "a type": lambda model: setattr(model, "dtype", torch.float64),
     "a function": lambda model: setattr(model, "activation", nn.functional.relu),
     "another precision": lambda model: model.double(),
@@ -64,6 +67,7 @@ CHANGES: dict[str, Callable[[Any], object]] = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_change_of_the_model_is_seen(name: str) -> None:
     model = mlp()
+    vars(model).update(sizes=[1, 2, model[0].weight], texts={"a": "one", "b": "two"})
     vars(model).update(how="so", mode=Mode.FIRST, pair=(1, 2), dtype=torch.float32, activation=nn.functional.gelu)
     before = python_values(model, [loss])
     assert before == python_values(model, [loss])

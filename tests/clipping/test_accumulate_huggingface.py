@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from captured_check import check_exact
 from captured_models import Batch, Model
 from noisette import OneByOneWarning
+from noisette.core.forms import PHYSICAL
 from oracle import example_gradients
 from small_loop import clipped_by
 
@@ -101,8 +102,9 @@ def of_the_model(model: nn.Module, **batch: Tensor) -> Tensor:
     return model(**batch).loss
 
 
-def assert_exact(model: nn.Module, batch: Batch) -> None:
+def assert_exact(model: nn.Module, batch: Batch, change: Callable[[], object] = lambda: None) -> None:
     truth = example_gradients(model, of_the_model, batch).clipped(1e9).vector
+    change()
     found = clipped_by(model, 1e9, lambda model, batch: model(**batch).loss, (transformers.BatchEncoding(batch),))
     assert float((found - truth).norm()) <= 1e-9 * float(truth.norm())
     assert truth.any()
@@ -126,6 +128,15 @@ def test_a_model_that_selects_labels_is_vectorised() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", OneByOneWarning)
         assert_exact(family.make().double(), family.batch())
+
+
+def test_the_rows_of_an_expert_are_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    products: list[Any] = []
+    leave = PHYSICAL[of_experts := "transformers::grouped_mm_fallback"]
+    monkeypatch.setitem(PHYSICAL, of_experts, lambda *given: products.append(leave(*given)) or products[-1])
+    model: Any = FAMILIES["Mixtral"].make().double()
+    assert_exact(model, next_words(), lambda: model.set_experts_implementation("grouped_mm"))
+    assert [type(product) for product in products] == [Tensor] * 4
 
 
 def several(family: Family, b: int) -> Batch:

@@ -101,15 +101,20 @@ def test_what_is_declared_public_may_be_new_in_each_step() -> None:
             step_and_check(run, weights)
 
 
+def test_parameters_that_replace_those_of_the_model_are_called_so() -> None:
+    with run_of(net()) as run:
+        model, (x, y) = run.bound.model, next(steps(run))
+        model.load_state_dict({name: p.clone() for name, p in model.state_dict().items()}, assign=True)
+        with pytest.raises(PrivacyError, match=r"load_state_dict\(assign=True\) replaces .* with assign=False"):
+            run.accumulate(lambda m, x, y: F.cross_entropy(m(x), y), x, y)
+
+
 def test_without_a_run_a_new_tensor_in_the_second_call_is_refused() -> None:
     clip = PerExampleClip(net(), 0.5)
-    for k in range(2):
-        weights = torch.bincount(Y, minlength=2).double()
-        if k == 0:
-            clip.accumulate(lambda m, x, y, w=weights: weighted(m, x, y, w), X, Y)
-        else:
-            with pytest.raises(PrivacyError, match="neither an argument nor part of the model"):
-                clip.accumulate(lambda m, x, y, w=weights: weighted(m, x, y, w), X, Y)
+    call = lambda w: clip.accumulate(lambda m, x, y: weighted(m, x, y, w), X, Y)  # noqa: E731
+    call(torch.bincount(Y, minlength=2).double())
+    with pytest.raises(PrivacyError, match="neither an argument nor part of the model"):
+        call(torch.bincount(Y, minlength=2).double())
 
 
 def test_a_teacher_from_before_the_run_may_train_or_not() -> None:

@@ -107,7 +107,7 @@ def test_weights_that_the_loss_changes_are_refused() -> None:
             model.get_parameter("3.weight").mul_(0.5)
         return losses
 
-    with pytest.raises(PrivacyError, match="weights were changed"):
+    with pytest.raises(PrivacyError, match=r"^3.weight: changed between the first records"):
         bound.accumulate(loss, x, y)
 
 
@@ -185,7 +185,6 @@ def counts(m: Forward, x: Tensor) -> Tensor:
     return x + 0 * m.seen
 
 
-@pytest.mark.filterwarnings("ignore:the loss counts in the buffer")
 def test_what_a_call_writes_into_buffers_is_dropped() -> None:
     counting, layers = Forward(counts, calls=torch.zeros(()), seen=torch.zeros(1, 6).double()), dense(6, 8, 3)
     bound = bound_of(nn.Sequential(counting, *layers))

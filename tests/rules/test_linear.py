@@ -11,12 +11,12 @@ from noisette.core.forms import AS_COMPUTED, REWRITES, Dense, Examples, Outer
 from noisette.rules.linear import (
     BrainOuter,
     GroupedOuter,
-    add_other,
     factor_gradients,
     linear_bias,
     linear_weight,
     matmul_other,
     split,
+    unbroadcast,
     unbroadcast_channels,
 )
 from noisette.run.per_example import PerExampleClip
@@ -57,7 +57,7 @@ X = (B, 3, 5)
 def test_sums_over_what_was_broadcast(b: int, shape: tuple[int, ...]) -> None:
     """With two examples, the first axis holds two positions of each."""
     x, p, dy = double(*X), double(*shape), double(*X)
-    check_form(add_other(Examples(b), dy, x, p), by_autograd(lambda v: torch.add(x, v), p, dy, b))
+    check_form(unbroadcast(Examples(b), dy, p), by_autograd(lambda v: torch.add(x, v), p, dy, b))
 
 
 @pytest.mark.parametrize("places", [(), (7,), (3, 2)])

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from forward_pass import recorded_losses
 from noisette.core.backward import per_example_gradients
 from noisette.core.forms import PHYSICAL, Operation
+from noisette.core.vmap import is_wrapped
 from noisette.errors import PrivacyError
 from noisette.rules import rule_check
 from noisette.rules.normalization import normalise_channels
@@ -133,12 +134,20 @@ def with_ignored(*shape: int) -> Callable[[int], Tensor]:
 _mean, _var = torch.randn(4, dtype=torch.float64), torch.rand(4, dtype=torch.float64) + 0.5
 _SHAPES = {"mask": (5, 6), "mask of rows": (2, 1, 5, 6), "h": (1, 2, 4), "x": (2, 5, 3)}
 _constant = {name: torch.randn(shape, dtype=torch.float64) for name, shape in _SHAPES.items()}
+_graph = torch.randn(5, 5, dtype=torch.float64).relu().to_sparse()
+_ends = torch.tensor([[2, 5, 7], [0, 7, 7], [3, 3, 7]])  # of three experts among seven rows
 
 
 def linear_forms() -> list[Form]:
     w, b = (4, 6), (4,)
     linear, matmul, addmm, einsum = F.linear, torch.matmul, torch.addmm, torch.einsum
-    products = [matmul, torch.mm, Tensor.matmul, Tensor.mm]
+    products, grouped = [matmul, torch.mm, Tensor.matmul, Tensor.mm], torch._grouped_mm  # pyright: ignore
+
+    def by_expert(p: Any, x: Tensor, ends: Tensor) -> Tensor:
+        if is_wrapped(x):
+            return F.grouped_mm(x, p[0], offs=ends)
+        return torch.cat([part @ w for part, w in zip(x.tensor_split(ends[:-1].tolist()), p[0], strict=True)])
+
     shapes = {"": (1, 6), "one vector": (6,), "n=2": (2, 6), "four axes": (2, 5, 3, 6)}
     return [
         *(Form(f"linear, {name}", linear, lambda p, x: linear(x, *p), (w, b), (x,)) for name, x in shapes.items()),
@@ -156,11 +165,10 @@ def linear_forms() -> list[Form]:
         Form("matmul, four axes", Tensor.matmul, lambda p, x: x @ p[0], ((6, 4),), ((2, 5, 3, 6),)),
         Form("matmul, weight on the left", matmul, lambda p, x: matmul(p[0], x), (w,), ((6, 2),), False),
         Form("matmul, stack", matmul, lambda p, x: matmul(x, p[0]), ((5, 6, 4),), ((5, 2, 6),), False),
-        Form("addmm", addmm, lambda p, x: addmm(p[0], x, p[1]), (b, (6, 4)), ((2, 6),)),
-        Form("addmm, bias of rows", addmm, lambda p, x: addmm(*p[:1], x, p[1]), ((2, 4), (6, 4)), ((2, 6),)),
-        Form("Tensor.addmm", Tensor.addmm, lambda p, x: p[0].addmm(x, mat2=p[1]), (b, (6, 4)), ((1, 6),)),
-        Form("addmm, scaled", addmm, lambda p, x: addmm(p[0], x, p[1], beta=2), (b, (6, 4)), ((2, 6),), False),
-        Form("addmm, bias of data", addmm, lambda p, x, v: addmm(v, x, *p), ((6, 4),), ((2, 6), (4,)), False),
+        Form("sparse matrix", torch.sparse.mm, lambda p, x: torch.sparse.mm(_graph, x @ p[0]), ((6, 4),), ((5, 6),)),
+        Form("experts", grouped, by_expert, ((3, 6, 4),), ((7, 6), lambda b: _ends)),
+        Form("addmm", matmul, lambda p, x: addmm(p[0], x, p[1]), (b, (6, 4)), ((2, 6),)),
+        Form("Tensor.addmm", matmul, lambda p, x: p[0].addmm(x, mat2=p[1]), (b, (6, 4)), ((1, 6),)),
         Form("einsum", einsum, lambda p, x: einsum("ni,oi->no", x, p[0]), (w,), ((2, 6),)),
         Form("einsum, diagonal", einsum, lambda p, x: einsum("ii,i->i", x, p[0]), ((4,),), ((4, 4),)),
         Form("einsum, no arrow", einsum, lambda p, x: einsum("ni,oi", x, p[0]), (w,), ((2, 6),), False),
@@ -310,6 +318,7 @@ FORMS = [*linear_forms(), *norm_forms(), *convolution_forms(), *attention_forms(
 
 def test_every_operation_of_the_list_has_forms() -> None:
     built_in = {operation for operation, leave in PHYSICAL.items() if leave is not rule_check._for_all_examples}
+    built_in -= {"transformers::grouped_mm_fallback"}  # as F.grouped_mm
     assert {form.operation for form in FORMS if form.leaves} == built_in, "others are of rules that tests have made"
     assert len({form.name for form in FORMS}) == len(FORMS)
 

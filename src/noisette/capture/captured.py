@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache, partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -123,7 +124,10 @@ def _add_modules(root: nn.Module, found: list[Hashable], seen: set[int]) -> None
                 kind = type(value)
                 if kind in _PLAIN or (kind is tuple and _PLAIN.issuperset(map(type, value))):
                     found.append(value)
-                elif kind is not dict and kind is not list and not issubclass(kind, Tensor):
+                elif kind is dict or kind is list:
+                    entries = islice(value.values() if kind is dict else value, _WIDEST)
+                    found += [entry for entry in entries if type(entry) in _PLAIN]
+                elif not issubclass(kind, Tensor):
                     _add(value, (), 1, found, seen)
         for p in table["_parameters"].values():
             if p is not None:

@@ -146,8 +146,6 @@ class Outer:
             return left * right
         if t * t <= o * i:
             return gram_product(*(torch.bmm(side, side.transpose(1, 2)) for side in (self.left, self.right)))
-        if b == 0:
-            return self.left.new_zeros(0)
         size = examples_at_once(o * i, b * t * (o + i))
         pairs = zip(self.left.split(size), self.right.split(size), strict=True)
         return torch.cat([sums_of_squares(Outer(left, right).explicit()) for left, right in pairs])
@@ -388,9 +386,9 @@ AS_COMPUTED: dict[Rule, Callable[[Any, Mapping[str, Any]], bool]] = {}
 
 Run = Callable[..., Any]  # (operation, args, kwargs): runs and records an operation on physical tensors
 Leave = Callable[[Run, int, Operation, tuple[Any, ...], Mapping[str, Any]], Any]  # -> physical output
-PHYSICAL: dict[Operation, Leave] = {}
+PHYSICAL: dict[Operation | str, Leave] = {}  # by name where the operation is not of torch
 # By operation the operands, as positions and names, that are data to it: each example needs a copy of a weight there.
-DATA_OPERANDS: dict[Operation, frozenset[int | str]] = {}
+DATA_OPERANDS: dict[Operation | str, frozenset[int | str]] = {}
 
 # From the gradients of a derived weight to those of the tensors it was computed from; ``None`` where autograd does it.
 Derivation = Callable[[DerivedWeight, ExampleGradients], list[tuple[Tensor, ExampleGradients]] | None]
@@ -403,7 +401,7 @@ ToParameters = Callable[
 TO_PARAMETERS: list[ToParameters] = []  # the one function that the rules hand in
 
 
-def leaves(*operations: Operation, data: Sequence[int | str] = ()) -> Callable[[Leave], Leave]:
+def leaves(*operations: Operation | str, data: Sequence[int | str] = ()) -> Callable[[Leave], Leave]:
     """Register how these operations leave ``vmap``, and which of their operands are data to them."""
     DATA_OPERANDS.update(dict.fromkeys(operations, frozenset(data)))
     return _entered(PHYSICAL, *operations)

@@ -275,14 +275,17 @@ class OutsideTensors:
 
 def _memory_of(tensor: Tensor) -> tuple[int, int]:
     """The addresses between which a tensor's elements lie; none where they have no address."""
-    if type(tensor) not in (Tensor, nn.Parameter) or tensor.is_sparse or not tensor.numel():
+    if type(tensor) not in (Tensor, nn.Parameter) or tensor.layout is not torch.strided or not tensor.numel():
         return 0, 0
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
 def _described(tensor: Tensor) -> str:
-    return f"the loss uses a tensor of shape {tuple(tensor.shape)} that is neither an argument nor part of the model"
+    said = f"the loss uses a tensor of shape {tuple(tensor.shape)} that is neither an argument nor part of the model"
+    if isinstance(tensor, nn.Parameter):
+        said += " that was given (load_state_dict(assign=True) replaces parameters: begin anew, with assign=False)"
+    return said
 
 
 class ModelBuffers:
@@ -333,9 +336,9 @@ class ModelBuffers:
         copies = {name: copy(values) for name, values in before.items()}
         with _reparametrize_module(self._model, copies) if copies else nullcontext():
             yield
-            if not self._were_lent:
+            if self._kept is not None and not self._were_lent:
                 _name_counters(before, dict(self._model.named_buffers()))
-            self._were_lent = True
+                self._were_lent = True
 
 
 def _name_counters(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> None:

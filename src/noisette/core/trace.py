@@ -231,8 +231,9 @@ class Recorder(TorchFunctionMode):
             self._draws.check(args[0])
             self.recording.has_asked = True
             return vmap.answered(func, *args)
-        if (leave := forms.PHYSICAL.get(func)) and not is_inner:
-            if weights and (data := forms.DATA_OPERANDS[func]):
+        of_name = getattr(func, "_qualified_op_name", func)  # of an operation outside of torch
+        if (leave := forms.PHYSICAL.get(of_name)) and not is_inner:
+            if weights and (data := forms.DATA_OPERANDS[of_name]):
                 args, kwargs = self._with_own_copies(func, args, kwargs, weights.keys(), data)
             output = self._leave_vmap(leave, func, args, kwargs)
             if output is not NotImplemented:
@@ -253,7 +254,19 @@ class Recorder(TorchFunctionMode):
             return valid
         if func in _TEXTS:  # numbers in a text could come back as numbers
             return f"tensor of shape {tuple(args[0].shape)} for each example"
-        output = func(*args, **kwargs)
+        try:
+            output = func(*args, **kwargs)
+        except RuntimeError as error:
+            if ".item()" not in str(error):
+                raise
+            with self:
+                given, named = tree_map_only(Tensor, _as_number, (args, kwargs))
+            if len(tensors_among(given, named)) == len(tensors_among(args, kwargs)):
+                raise
+            try:
+                return self._inside(func, given, named, is_shared)
+            except TypeError:  # it takes no number of Python there
+                raise error from None
         self._check_separate(func, args, kwargs, output)
         return output
 
@@ -314,9 +327,9 @@ class Recorder(TorchFunctionMode):
 
     def _numbered(self, constant: Tensor) -> bool:
         """Give a constant, known by its memory, its number; whether each example needs one of its own."""
-        number = len(self._made)
-        if (memory := _memory(constant)) is not None:
-            self._made[memory] = number
+        if (memory := _memory(constant)) is None:  # examples do not write into it
+            return False
+        number = self._made[memory] = len(self._made)
         return number in self._own_for_each
 
     def _own_of_each(self, constant: Tensor) -> Tensor:
@@ -493,6 +506,11 @@ def tensors_among(args: Sequence[Any], kwargs: Keywords) -> list[Tensor]:
     return found
 
 
+def _as_number(tensor: Tensor) -> Any:
+    """A whole number of each example, such as a size, as one of Python; any other tensor as it is."""
+    return tensor if tensor.dim() or tensor.is_floating_point() or not vmap.is_wrapped(tensor) else int(tensor)
+
+
 def outputs_of(output: object) -> Sequence[Tensor]:
     """The tensors among the results of a torch call."""
     if isinstance(output, Tensor):
@@ -511,8 +529,9 @@ def kept_from_another_call(tensor: Tensor) -> PrivacyError:
 def _has_own_memory(output: Tensor, args: Args, kwargs: Keywords) -> bool:
     """Whether the output of an operation shares no memory with its arguments."""
     given = [tensor for tensor in tensors_among(args, kwargs) if not vmap.is_wrapped(tensor)]
+    memory = _memory(output)
     return output._base is None and all(
-        output is not tensor and (output.is_meta or output.data_ptr() != tensor.data_ptr()) for tensor in given
+        output is not tensor and (memory is None or memory != _memory(tensor)) for tensor in given
     )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import Any
 
 import numpy as np
@@ -336,14 +336,7 @@ def _run_once(*arguments: object) -> Iterator[None]:
     yield
 
 
-class _RunOnce:
-    """In place of the autograd function of a checkpoint."""
-
-    @staticmethod
-    def apply(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
-        return function(*args)
-
-
+_RunOnce = SimpleNamespace(apply=lambda function, preserve, *args: function(*args))  # in place of a checkpoint's own
 _APPLY = vars(Function)["apply"]  # of Python or of C
 
 

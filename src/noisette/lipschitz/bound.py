@@ -20,7 +20,7 @@ from noisette.core.loss import CALL, Loss, Microbatch, ModelBuffers, OutsideTens
 from noisette.core.release import BoundedSum
 from noisette.core.trace import kept_from_another_call, one_value, outputs_of, tensors_among
 from noisette.core.vmap import is_wrapped, one_example, shared_numbers
-from noisette.errors import PrivacyError
+from noisette.errors import PrivacyError, first_few
 from noisette.lipschitz import propagation
 from noisette.lipschitz.projections import Constrained, project
 from noisette.lipschitz.propagation import NormBound, check_measured_shape, is_measured
@@ -492,11 +492,16 @@ class LipschitzBound:
 
     def _project_if_changed(self) -> None:
         """Project weights that the user loaded or changed since the last projection, unless gradients are pending."""
-        if self._projected != weight_fingerprint(self.model):
-            if self._pending:
-                self._refuse_changed_weights()
+        if self._pending:
+            self._refuse_changed_weights()
+        elif self._projected != weight_fingerprint(self.model):
             self.after_step()
 
     def _refuse_changed_weights(self) -> None:
-        if self._projected != weight_fingerprint(self.model):
-            raise PrivacyError("weights were changed within a batch: its bounds are of its start; change them after")
+        if self._projected != (now := weight_fingerprint(self.model)):
+            before = zip(dict(self.model.named_parameters()), now, self._projected or (), strict=False)
+            changed = first_few([name for name, new, old in before if new != old]) or "the norm of a weight"
+            raise PrivacyError(
+                f"{changed}: changed between the first records of a batch and its release, though the bounds are those "
+                "of its start; change weights before batch.microbatches(), or after optimizer.step()"
+            )

@@ -1,8 +1,6 @@
 """Embedding tables, each id of which adds its gradient to one row, and the decomposition of attention layers."""
 
-import inspect
 import types
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,16 +29,6 @@ def embedding_weight(
         raise ValueError("scale_grad_by_freq counts ids over the whole batch and so mixes examples; leave it out")
     ids = examples.first(input).reshape(examples.count, -1)
     return touched_rows(ids, examples.sequences(dy), weight, padding_idx)
-
-
-@rewrite(F.embedding)
-def dense_embedding(*args: Any, **kwargs: Any) -> Any:
-    """Without sparse gradients, because noise is added to every row of the table."""
-    arguments: dict[str, Any] = inspect.signature(F.embedding).bind(*args, **kwargs).arguments
-    if not arguments.get("sparse"):
-        return NotImplemented
-    arguments["sparse"] = False
-    return F.embedding(**arguments)
 
 
 @rewrite(F.embedding_bag)

@@ -129,8 +129,7 @@ class KernelGradients:
         return replace(self, x=self.x[examples], dy=self.dy[examples])
 
     def split(self, size: int) -> list[Self]:
-        pairs = zip(self.x.split(size), self.dy.split(size), strict=True)
-        return [replace(self, x=x, dy=dy) for x, dy in pairs]
+        return [self.select(slice(start, start + size)) for start in range(0, len(self.x), size)]
 
     def padded(self) -> Tensor:
         padding = self.geometry.padding
@@ -166,8 +165,6 @@ class KernelGradients:
         return max(2 * self.weight.numel(), _SMALL, self.size_of_an_example)
 
     def squared_norms(self) -> Tensor:
-        if len(self.x) == 0:
-            return self.dy.new_zeros(0)
         return _fastest_plan(self, norm_plans(self), lambda plan: plan(self))(self)
 
     def explicit(self) -> Tensor:
@@ -220,8 +217,6 @@ def by_loop(form: KernelGradients) -> Tensor:
 
 def by_backend(form: KernelGradients) -> Tensor:
     """One weight gradient of the backend, of a single image that has the channels of every example as groups."""
-    if len(form.x) == 0:
-        return form.x.new_empty(form.shape)
     x, dy = (factor.reshape(1, -1, *factor.shape[2:]) for factor in (form.x, form.dy))
     return backend_gradient(x, dy, replace(form.geometry, groups=len(form.x) * form.geometry.groups)).view(form.shape)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -76,8 +77,11 @@ def _(form: Slices) -> Slices:
 @lru_cache(maxsize=256)
 def _disjoint(regions: tuple[Region, ...]) -> bool:
     """Whether no element of memory belongs to two elements of these regions."""
-    end = max(at.offset + sum((n - 1) * s for n, s in zip(at.size, at.stride, strict=True)) for at in regions) + 1
-    index = torch.arange(end)
+    ends = [at.offset + sum((n - 1) * s for n, s in zip(at.size, at.stride, strict=True)) + 1 for at in regions]
+    spans = sorted(zip([at.offset for at in regions], ends, strict=True))
+    if all(end <= begin for (_, end), (begin, _) in pairwise(spans)) and not any(map(_overlaps_itself, regions)):
+        return True  # one behind the other, as the matrices of experts
+    index = torch.arange(max(ends))
     touched = torch.cat([index.as_strided(at.size, at.stride, at.offset).reshape(-1) for at in regions])
     return touched.unique().numel() == touched.numel()
 
@@ -86,16 +90,16 @@ def _is_view(derived: Tensor, parameter: Tensor) -> bool:
     """Whether each element of a derived weight is another element of its parameter."""
     same_memory = derived.untyped_storage().data_ptr() == parameter.untyped_storage().data_ptr()
     plain = same_memory and derived.dtype == parameter.dtype and parameter.is_contiguous()
-    return plain and not _overlaps_itself(derived)
+    return plain and not _overlaps_itself(Region.of(derived))
 
 
-def _overlaps_itself(view: Tensor) -> bool:
+def _overlaps_itself(view: Region) -> bool:
     """Whether two elements of the view may share memory, as after ``expand`` or ``unfold``.
 
     Axes are added from the smallest stride on; each stride must exceed the extent of the axes before it.
     """
     extent = 0
-    for stride, n in sorted(zip(view.stride(), view.shape, strict=True)):
+    for stride, n in sorted(zip(view.stride, view.size, strict=True)):
         if n > 1 and stride <= extent:
             return True
         extent += (n - 1) * stride

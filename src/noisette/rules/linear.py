@@ -99,12 +99,6 @@ def unbroadcast_channels(examples: Examples, dy: Tensor, parameter: Tensor) -> D
     return Dense(gradients.reshape(examples.count, *parameter.shape))
 
 
-@rule(torch.add, operand="other")
-def add_other(examples: Examples, dy: Tensor, input: Tensor, other: Tensor) -> ExampleGradients:
-    """The rule of p in x + p."""
-    return unbroadcast(examples, dy, other)
-
-
 @dataclass(frozen=True)
 class Factor:
     """A tensor and one letter for each of its axes, as in an ``einsum``."""
@@ -279,13 +273,13 @@ def _of_vector(examples: Examples, dy: Tensor, input: Tensor) -> Dense:
     return Dense(torch.bmm(at_positions, examples.sequences(input.conj())).squeeze(1))
 
 
+@rewrite(torch.addmm, Tensor.addmm, always=True)
+def sum_with_product(input: Tensor, mat1: Tensor, mat2: Tensor, **scales: float) -> Any:
+    """bias + x @ W."""
+    return NotImplemented if scales else torch.matmul(mat1, mat2) + input
+
+
 rewrite(Tensor.__rmatmul__)(lambda input, other: torch.matmul(other, input))
-
-
-@rewrite(torch.einsum)
-def einsum_of_list(equation: str, *operands: Any) -> Any:
-    """The same with the operands as separate arguments."""
-    return torch.einsum(equation, *operands[0]) if type(operands[0]) in (list, tuple) else NotImplemented
 
 
 @rewrite(F.bilinear)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch._functorch import eager_transforms, vmap
 from torch.nn.utils import parametrize, rnn
-from torch.utils._pytree import tree_map_only
 
 from noisette.core.forms import rewrite
 from noisette.core.vmap import REPLACED, add_example_axis, is_batched, level_of, physical, transformed
@@ -92,16 +91,6 @@ def data(tensor: Tensor) -> Tensor:
     """The numbers of a tensor, in its memory, into which code may write without autograd's knowledge."""
     with torch._C.DisableTorchFunction():
         return add_example_axis(physical(tensor).data, 0, level_of(tensor))
-
-
-def _of_numbers(make: Any, *args: Any, **options: Any) -> Tensor:
-    """A new tensor, by a function that takes the number within a tensor, as for a size."""
-    args, options = tree_map_only(Tensor, Tensor.item, (args, options))
-    return make(*args, **options)
-
-
-for make in (torch.arange, torch.zeros, torch.ones, torch.empty, torch.full):
-    rewrite(make, always=True)(partial(_of_numbers, make))
 
 
 # A packed sequence of one example holds its first elements, one after the other, and a batch size of 1 for each.

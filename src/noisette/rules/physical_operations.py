@@ -53,7 +53,8 @@ def row_by_row(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs:
             return NotImplemented  # the first axis of the bias must not meet that of the examples
         if input.dim() == 3 and input.shape[1] == 1:  # the rule is quicker without the axis of one
             return run(func, (), arguments | {"input": input.squeeze(1)}).unsqueeze(1)
-    return _no_view(run(func, (), arguments | {"input": input}))
+    dense = {"sparse": False} if func is F.embedding else {}  # noise is added to every row of the table
+    return _no_view(run(func, (), arguments | {"input": input} | dense))
 
 
 def _no_view(output: Tensor) -> Tensor:
@@ -61,38 +62,49 @@ def _no_view(output: Tensor) -> Tensor:
     return torch.ops.aten._unsafe_view(output, output.shape) if output._is_view() else output
 
 
-@leaves(torch.matmul, torch.mm, torch.mv, Tensor.matmul, Tensor.mm, Tensor.mv)
+@leaves(torch.matmul, torch.mm, torch.mv, torch.sparse.mm, Tensor.matmul, Tensor.mm, Tensor.mv)
 def product(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """x @ W with one matrix or vector W for all examples."""
+    """x @ W with one matrix or vector W for all examples, or A @ x with one sparse matrix A, as of a public graph."""
     arguments = _named(OPERANDS[torch.matmul], args, kwargs)
     left, right = arguments.get("input"), arguments.get("other")
-    if len(arguments) != 2 or left is None or right is None or not _only_batched(arguments, "input") or right.dim() > 2:
+    if len(arguments) != 2 or left is None or right is None or right.dim() > 2:
         return NotImplemented
-    return run(torch.matmul, (physical(left), right), {})
+    if left.layout is not torch.strided and _only_batched(arguments, "other"):
+        columns = physical(right).movedim(0, -1)
+        return run(torch.mm, (left, columns.flatten(1)), {}).unflatten(1, columns.shape[1:]).movedim(-1, 0)
+    return run(torch.matmul, (physical(left), right), {}) if _only_batched(arguments, "input") else NotImplemented
 
 
-_ADDMM = ("input", "mat1", "mat2")
-
-
-@leaves(torch.addmm, Tensor.addmm)
-def sum_with_product(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """bias + x @ W with one matrix W and one bias for all examples."""
-    arguments = _named(_ADDMM, args, kwargs)
-    if not arguments.keys() <= set(_ADDMM) or not _only_batched(arguments, "mat1"):
+@leaves(torch._grouped_mm, "transformers::grouped_mm_fallback")  # pyright: ignore[reportPrivateImportUsage]
+def product_by_expert(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Rows (s, i), up to its offset those of each expert, times its matrix (i, o); examples padded to the fullest."""
+    given = {name: x for name, x in _named(("rows", "weight", "offs"), args, kwargs).items() if x is not None}
+    if given.keys() != {"rows", "weight", "offs"} or is_wrapped(given["weight"]) or given["rows"].dim() != 2:
         return NotImplemented
-    products = run(torch.matmul, (physical(arguments["mat1"]), arguments["mat2"]), {})
-    return run(torch.add, (products, arguments["input"]), {})
+    rows, ends, weight = _one_for_each(given["rows"], b), _one_for_each(given["offs"], b).long(), given["weight"]
+    begins, numbers = F.pad(ends, (1, -1)), torch.arange(rows.shape[1], device=rows.device)
+    most = (ends - begins).amax(0).tolist()
+    if not any(most):
+        return NotImplemented
+    # Rows of other experts that pad come back to nobody, so that no gradient arrives there.
+    taken = torch.cat([begins[:, e : e + 1] + numbers[:n] for e, n in enumerate(most)], 1).clamp(max=rows.shape[1] - 1)
+    parts = rows.take_along_dim(taken.unsqueeze(2), 1).split(most, 1)
+    used = [(x, run(Tensor.__getitem__, (weight, e), {})) for e, x in enumerate(parts) if most[e]]
+    products = torch.cat([run(torch.matmul, pair, {}) for pair in used], 1)
+    experts = torch.searchsorted(ends, numbers.repeat(b, 1), right=True).clamp(max=len(most) - 1)
+    moved = torch.tensor([0, *most[:-1]], device=rows.device).cumsum(0) - begins
+    places = (numbers + moved.gather(1, experts)).clamp(max=sum(most) - 1)
+    return products.take_along_dim(places.unsqueeze(2), 1)
 
 
 @leaves(torch.einsum)
 def einsum(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """With one more letter for the examples, in front of each operand that depends on them."""
     equation, *operands = args
+    operands = operands[0] if type(operands[0]) in (list, tuple) else operands
     if not isinstance(equation, str) or "->" not in equation or not all(isinstance(x, Tensor) for x in operands):
         return NotImplemented
-    letter = next((letter for letter in ascii_letters if letter not in equation), None)
-    if letter is None:
-        return NotImplemented
+    letter = next(letter for letter in ascii_letters if letter not in equation)
     factors, result = equation.split("->")
     pairs = zip(factors.split(","), operands, strict=True)
     terms = [f"{letter}{term.strip()}" if is_wrapped(x) else term for term, x in pairs]
@@ -128,10 +140,8 @@ def normalization(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwar
     Batch norm does so where its statistics are fixed.
     """
     arguments = _named(OPERANDS[func], args, kwargs)
-    if func is F.batch_norm:
-        is_separate = not arguments.get("training", False) and arguments.get("running_mean") is not None
-    else:
-        is_separate = arguments.get("running_mean") is None and arguments.get("running_var") is None
+    has_statistics = any(arguments.get(name) is not None for name in ("running_mean", "running_var"))
+    is_separate = has_statistics == (func is F.batch_norm) and not arguments.get("training", False)
     if not is_separate or not _only_batched(arguments, "input") or arguments["input"].dim() < 2:
         return NotImplemented
     return _merged(run, b, func, arguments)
@@ -147,9 +157,8 @@ def attention(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: 
     axes, mask = arguments["query"].dim(), arguments.get("attn_mask")
     inputs = {name: arguments[name] for name in ("query", "key", "value")}
     sizes = {tensor.shape[0] for tensor in inputs.values()} if axes == 4 else {1}
-    if len({tensor.dim() for tensor in inputs.values()}) > 1 or len(sizes) > 1 or not 2 <= axes <= 4:
-        return NotImplemented
-    if mask is not None and mask.dim() > axes:
+    fits = len({tensor.dim() for tensor in inputs.values()}) == len(sizes) == 1 and 2 <= axes <= 4
+    if not fits or (mask is not None and mask.dim() > axes):
         return NotImplemented
     n = sizes.pop()
     rows = {name: _one_for_each(tensor, b) for name, tensor in inputs.items()}
@@ -224,9 +233,8 @@ def class_loss(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs:
     """
     arguments = _named(_CROSS_ENTROPY, args, kwargs)
     input, target, weight = arguments["input"], arguments["target"], arguments.get("weight")
-    if any(arguments.get(name) is not None for name in ("size_average", "reduce")):
-        return NotImplemented
-    if weight is not None and (is_wrapped(weight) or weight.requires_grad):
+    is_old = any(arguments.get(name) is not None for name in ("size_average", "reduce"))
+    if is_old or (weight is not None and (is_wrapped(weight) or weight.requires_grad)):
         return NotImplemented
     are_of_examples = isinstance(target, Tensor) and is_wrapped(input) and is_wrapped(target)
     if not are_of_examples or input.dim() != 2 or target.dim() > 2:
