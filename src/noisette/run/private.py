@@ -363,8 +363,7 @@ class PrivateRun(Shown, DpSgd):
                     )
                 folder.mkdir(parents=True, exist_ok=True)
                 if folder != self._saved_in:  # first, because a checkpoint without it could not be resumed
-                    if self._fingerprint is None:
-                        self._fingerprint = Fingerprint.of(self._dataset, self._user_numbers)
+                    self._fingerprint = self._fingerprint or Fingerprint.of(self._dataset, self._user_numbers)
                     self._fingerprint.write(folder)
                 write(folder, self.saved(folder, learned, self.extras if extras is None else extras).facts())
         self._saved_in = folder
