@@ -119,7 +119,8 @@ def test_what_is_absent_is_said(images: Path, tmp_path: Path, monkeypatch: pytes
         fixed_features(str(tmp_path), (3, 8, 8), words=False)
 
 
-def test_features_are_computed_once_and_kept_for_the_owner_alone(tmp_path: Path) -> None:
+def test_features_are_computed_once_and_kept_for_the_owner_alone(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("pooch.os_cache", lambda name: tmp_path)
     network, inputs, calls = nn.Linear(3, 2), torch.rand(5, 3), list[int]()
 
     def compute() -> Tensor:
@@ -127,17 +128,16 @@ def test_features_are_computed_once_and_kept_for_the_owner_alone(tmp_path: Path)
         return network(inputs).detach()
 
     folder = tmp_path / "features"
-    first = cached_features(network, inputs, compute, folder)
-    assert torch.equal(cached_features(network, inputs, compute, folder), first)
+    first = cached_features(network, inputs, compute)
+    assert torch.equal(cached_features(network, inputs, compute), first)
     assert len(calls) == 1
     assert {stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()} == {0o600}
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    cached_features(network, inputs + 1, compute, folder)
+    cached_features(network, inputs + 1, compute)
     network.weight.data += 1
-    assert torch.equal(cached_features(network, inputs, compute, folder), network(inputs))
-    small = ImageFeatures(nn.Identity(), side=4, mean=(0.5,) * 3, deviation=(0.5,) * 3)
-    for module in (small, ImageFeatures(nn.Identity(), side=8, mean=(0.5,) * 3, deviation=(0.5,) * 3)):
-        cached_features(module, inputs, compute, folder)
+    assert torch.equal(cached_features(network, inputs, compute), network(inputs))
+    for side in (4, 8):
+        cached_features(ImageFeatures(nn.Identity(), side=side, mean=(0.5,), deviation=(0.5,)), inputs, compute)
     assert len(calls) == 5
 
 

@@ -64,7 +64,7 @@ def entered(sampler: CyclicPoissonSampler, steps: int) -> np.ndarray:
 
 @pytest.mark.parametrize(("rate", "bands", "first"), [(1.0, 1, 0), (1.0, 7, 5), (0.05, 7, 0), (0.4, 300, 5)])
 def test_a_record_is_in_at_most_one_of_so_many_consecutive_batches(rate, bands, first):
-    found = entered(CyclicPoissonSampler(500, rate, bands, KEY, first), 3 * bands + 2)
+    found = entered(CyclicPoissonSampler(500, rate, KEY, bands, first), 3 * bands + 2)
     for start in range(2 * bands + 3):
         assert found[start : start + bands].sum(0).max() <= 1
     groups = np.where(found, np.arange(len(found))[:, None] % bands, -1)
@@ -76,7 +76,7 @@ def test_a_record_is_in_at_most_one_of_so_many_consecutive_batches(rate, bands, 
 def test_law_of_groups():
     """Groups of all sizes equally often, batches of the declared rate, and records that do not know each other."""
     size, bands, rate, steps = 4000, 8, 0.3, 400
-    sampler = CyclicPoissonSampler(size, rate, bands, KEY)
+    sampler = CyclicPoissonSampler(size, rate, KEY, bands)
     found = entered(sampler, steps)
     assert 1e-6 < stats.chisquare(np.bincount(sampler._groups, minlength=bands)).pvalue < 1 - 1e-6
     assert stats.binomtest(int(found.sum()), size * steps // bands, rate).pvalue > 1e-6
@@ -91,7 +91,7 @@ def test_law_of_groups():
 
 @pytest.mark.parametrize("rate", [0.3, 0.02])
 def test_a_record_does_not_see_the_others(rate):
-    long, short = (entered(CyclicPoissonSampler(size, rate, 5, KEY), 60) for size in (900, 600))
+    long, short = (entered(CyclicPoissonSampler(size, rate, KEY, 5), 60) for size in (900, 600))
     np.testing.assert_array_equal(long[:, :600], short)
     long, short = (chosen(BallsInBinsSampler(size, 4, KEY), 2) for size in (50, 30))
     np.testing.assert_array_equal(long[:, :30], short)
@@ -101,18 +101,18 @@ def test_a_record_does_not_see_the_others(rate):
 def test_one_band_is_poisson_sampling(rate):
     for step in range(5):
         np.testing.assert_array_equal(
-            CyclicPoissonSampler(700, rate, 1, KEY).indices(step=step),
+            CyclicPoissonSampler(700, rate, KEY, 1).indices(step=step),
             PoissonSampler(700, rate, KEY).indices(step=step),
         )
 
 
 def test_another_key_draws_other_groups():
-    one, other = (CyclicPoissonSampler(1000, 1.0, 4, key)._groups for key in (KEY, SecretKey()))
+    one, other = (CyclicPoissonSampler(1000, 1.0, key, 4)._groups for key in (KEY, SecretKey()))
     assert 150 < (one == other).sum() < 350
 
 
 def sampler(size: int, rate: float, largest: int, key: SecretKey = KEY) -> TruncatedPoissonSampler:
-    return TruncatedPoissonSampler(size, rate, largest, most_records=1000, key=key)
+    return TruncatedPoissonSampler(size, rate, key, largest, most_records=1000)
 
 
 @pytest.mark.parametrize(("rate", "largest"), [(0.4, 2), (0.7, 3), (1.0, 2), (0.6, 1)])

@@ -52,7 +52,13 @@ def audit(
     )
     keep_freed_memory()
     try:
-        run = _audited(place, recipe, data_dir, model)
+        from noisette.audit.audited_run import AuditedRun
+
+        if recipe is None:
+            typer.echo(f"signature: {signature_in_words(sealed_facts(place))}", err=True)
+            run = AuditedRun.of_run(place, model)
+        else:
+            run = AuditedRun.of_recipe(recipe, load_data(recipe, data_dir))
         made, remarks = _audits(run, steps, pairs, whole_run)
     except KeyboardInterrupt:
         typer.echo("Stopped. Nothing was written.", err=True)
@@ -100,15 +106,6 @@ def _audits(run: AuditedRun, steps: int, pairs: int, whole_run: bool) -> tuple[d
             task = bar.add_task("whole run", total=None)
             made["whole_run"] = run.audit_whole_run(on_step=lambda at, of: bar.update(task, completed=at, total=of))
     return made, remarks
-
-
-def _audited(place: Path, recipe: Recipe | None, data_dir: Path | None, model: str | None) -> AuditedRun:
-    from noisette.audit.audited_run import AuditedRun
-
-    if recipe is not None:
-        return AuditedRun.of_recipe(recipe, load_data(recipe, data_dir))
-    typer.echo(f"signature: {signature_in_words(sealed_facts(place))}", err=True)
-    return AuditedRun.of_run(place, model)
 
 
 def _print(made: dict[str, Any], lines: list[str], folder: Path) -> None:

@@ -220,16 +220,14 @@ def clipped_sum_of(
         if not search(losses, uses, parameters).uncovered:  # all weights were used by operations that can be seen
             del used, recordings, products, terms
             return engine.clipped_sum(ForwardPass(losses, Recording(uses, derived)), parameters, clipping)
-    return _clipped_in_parts((_of_row(k, used, scale, parameters) for k in range(calls[0].count)), clipping)
 
+    def of_row(k: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """A number, (1,), and the gradients of one row, (1, *parameter.shape), by name."""
+        outputs = [output[k] for output, _ in used]
+        arrived = [gradient[k].reshape(output[k].shape) * scale for output, gradient in used]
+        return outputs[0].new_zeros(1), _gradients(outputs, arrived, parameters)
 
-def _of_row(
-    k: int, used: Sequence[tuple[Rows, Tensor]], scale: float, parameters: Mapping[str, Tensor]
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """A number, (1,), and the gradients of one row, (1, *parameter.shape), by name."""
-    outputs = [output[k] for output, _ in used]
-    arrived = [gradient[k].reshape(output[k].shape) * scale for output, gradient in used]
-    return outputs[0].new_zeros(1), _gradients(outputs, arrived, parameters)
+    return _clipped_in_parts(map(of_row, range(calls[0].count)), clipping)
 
 
 def calls_of_loss(

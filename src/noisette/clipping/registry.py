@@ -5,8 +5,6 @@ A new rule or engine is one line here: recipe check, help texts, report and priv
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
-from pkgutil import resolve_name
 
 from noisette.accounting.registry import Entry
 
@@ -29,23 +27,23 @@ _TOGETHER = "the gradient of each example, over all {parameters} trained paramet
 
 CLIPPING_RULES: Mapping[str, RuleEntry] = {
     "flat": RuleEntry(
-        partial(resolve_name, "noisette:FlatClipping"),
+        "noisette:FlatClipping",
         "one norm over all parameters",
         _TOGETHER + "scaled to a Euclidean norm of at most {norm}",
     ),
     "per-layer": RuleEntry(
-        partial(resolve_name, "noisette:PerLayerClipping"),
+        "noisette:PerLayerClipping",
         "one norm for each layer, where clipping norm and noise multiplier are those of each layer",
         "the gradient of each example is scaled in each of {groups} layers to a Euclidean norm of at most {each}, "
         "which for all {parameters} trained parameters together gives at most {norm}",
     ),
     "automatic": RuleEntry(
-        partial(resolve_name, "noisette:AutomaticClipping"),
+        "noisette:AutomaticClipping",
         "one norm over all parameters, to which small gradients are scaled up as well",
         _TOGETHER + "multiplied by {norm} / (its Euclidean norm + 0.01), which leaves a norm of at most {norm}",
     ),
     "adaptive": RuleEntry(
-        partial(resolve_name, "noisette:AdaptiveClip"),
+        "noisette:AdaptiveClip",
         "one norm over all parameters, which follows the median of the gradient norms by a noised count",
         _TOGETHER + "scaled to a Euclidean norm of at most C; C is {first} in the first step, follows the median of "
         "these norms by means of released values alone, and is {norm} after the last step",
@@ -54,10 +52,8 @@ CLIPPING_RULES: Mapping[str, RuleEntry] = {
 }
 
 ENGINES: Mapping[str, Entry] = {
-    "book-keeping": Entry(partial(resolve_name, "noisette:engines.BookKeeping"), "one backward pass"),
-    "reweight-gp": Entry(
-        partial(resolve_name, "noisette:engines.ReweightGP"), "two passes, in the memory of plain training"
-    ),
-    "per-example-loop": Entry(partial(resolve_name, "noisette:engines.PerExampleLoop"), "one after the other (slow)"),
-    "vmap": Entry(partial(resolve_name, "noisette:engines.Vmap"), "gradients of single examples by torch.func"),
+    "book-keeping": Entry("noisette:engines.BookKeeping", "one backward pass"),
+    "reweight-gp": Entry("noisette:engines.ReweightGP", "two passes, in the memory of plain training"),
+    "per-example-loop": Entry("noisette:engines.PerExampleLoop", "one after the other (slow)"),
+    "vmap": Entry("noisette:engines.Vmap", "gradients of single examples by torch.func"),
 }

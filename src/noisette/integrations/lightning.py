@@ -94,7 +94,11 @@ def _noted(name: str) -> Any:
 
     def read(self: PrivateHooks) -> Any:
         if self._private_run.computes_loss:
-            self._check_no_logger(name)
+            if name.startswith("logger"):
+                raise PrivacyError(
+                    "training_step uses a logger, and what it computes of a record is private: log in validation_step, "
+                    "whose records are not covered by the guarantee; self.log() in training_step is left out by itself"
+                )
             self._private_run.numbers_read.add(name)
         return getattr(super(PrivateHooks, self), name)
 
@@ -177,13 +181,6 @@ class PrivateHooks(_Module):
         super().on_load_checkpoint(checkpoint)
 
     logger, loggers, current_epoch, global_step = map(_noted, ("logger", "loggers", "current_epoch", "global_step"))
-
-    def _check_no_logger(self, name: str) -> None:
-        if name.startswith("logger"):
-            raise PrivacyError(
-                "training_step uses a logger, and what it computes of a record is private: log in validation_step, "
-                "whose records are not covered by the guarantee; self.log() in training_step is left out by itself"
-            )
 
     def log(self, *args: Any, **kwargs: Any) -> None:
         """As always, but for values of ``training_step``, which are private and left out."""

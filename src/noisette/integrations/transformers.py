@@ -105,8 +105,8 @@ class Padding:
         """A batch for evaluation: as in training, but all texts are padded to the bucket of the longest one."""
         padded = [CollatedRecords(records, collate)[index] for index in range(len(records))]
         for fills in self._fills_of(padded):
-            longest = PaddedBuckets(padded, self.edges, pad=fills).longest_edge
-            alike = PaddedBuckets(padded, [longest], pad=fills)
+            largest = int(PaddedBuckets(padded, self.edges, pad=fills).buckets.max(initial=0))  # that holds a text
+            alike = PaddedBuckets(padded, [self.edges[largest]], pad=fills)
             padded = [alike[index] for index in range(len(records))]
         return collated(padded)
 

@@ -27,11 +27,8 @@ class JointSums:
         self, add_: Callable[..., None], ranks: AnyRanks, deviations: Sequence[float] | np.ndarray = (1.0,)
     ) -> None:
         self._add_, self._ranks, self._deviations = add_, ranks, deviations
+        self.size = ranks.size
         self._steps = range(0)  # since the correlation began
-
-    @property
-    def size(self) -> int:
-        return self._ranks.size
 
     def deviation(self, step: int) -> float:
         self._steps = range(self._steps.start if step == self._steps.stop else step, step + 1)
@@ -39,20 +36,18 @@ class JointSums:
 
     def release(self, sums: Sequence[tuple[str, Tensor, Tensor]], *, step: int, std: float, divisor: float) -> None:
         """Replace each sum by (the sum over all ranks) / divisor + noise, those of one type and device together."""
-        groups: dict[object, tuple[dict[str, Tensor], dict[str, Tensor]]] = {}
-        windows: dict[str, Window] = {}
+        groups: dict[object, tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Window]]] = {}
         for name, p, g in sums:
-            whole, parts = groups.setdefault((g.dtype, g.device), ({}, {}))
+            whole, parts, windows = groups.setdefault((g.dtype, g.device), ({}, {}, {}))
             if not is_sharded(p):
                 whole[name] = g
             elif g.numel():  # a part: nothing is exchanged
                 parts[name], windows[name] = g, elements_held(p)
-        for whole, parts in groups.values():
+        for whole, parts, windows in groups.values():
             if whole:
                 self.release_(whole, step=step, std=std, divisor=divisor)
             if parts:
-                of_parts = {name: windows[name] for name in parts}
-                self._add_(parts, step=step, std=std, divisor=divisor, windows=of_parts)
+                self._add_(parts, step=step, std=std, divisor=divisor, windows=windows)
 
     def written(self, parameter: Tensor, gradient: Tensor) -> Tensor:
         return from_local(gradient, parameter) if is_sharded(parameter) else gradient

@@ -410,13 +410,13 @@ def _digest_with_users(key: bytes, dataset: Any, users: np.ndarray | None, ranks
         digest = _mac(key, b"parts of %d" % dataset.of, b"%d" % sum(part["sum"] for part in parts))
     else:
         digest = _digest_of_dataset(key, dataset)
-    return digest if users is None else _mac(key, b"users", digest, _digest_of_value(key, users))
+    return digest if users is None else _mac(key, b"users", digest, digest_of_value(key, users))
 
 
 def _digest_of_dataset(key: bytes, dataset: Any) -> bytes:
     known, size, _ = _read_by_record(dataset)
     if (parts := _parts(known)) and sum(part.nbytes for part in parts) <= _LARGE:
-        return _digest_of_value(key, known)
+        return digest_of_value(key, known)
     return _mac(key, b"records %d" % size, *_digests_of_records(key, dataset, 0, size))
 
 
@@ -426,7 +426,7 @@ def _digests_of_records(key: bytes, part: Any, first: int, size: int) -> list[by
     # The remainder is not exactly uniform over the records, which does not matter here.
     drawn = [int.from_bytes(_mac(key, b"record %d" % i)) % size - first for i in range(_SAMPLED) if size]
     held = [at for at in drawn if 0 <= at < length]
-    found, again = ([_mac(key, b"%d" % (first + at), _digest_of_value(key, read(at))) for at in held] for _ in range(2))
+    found, again = ([_mac(key, b"%d" % (first + at), digest_of_value(key, read(at))) for at in held] for _ in range(2))
     return found if found == again else []
 
 
@@ -453,7 +453,8 @@ def _mac(key: bytes, *parts: bytes) -> bytes:
     return mac.digest()
 
 
-def _digest_of_value(key: bytes, value: Any) -> bytes:
+def digest_of_value(key: bytes, value: Any) -> bytes:
+    """The digest of a value by a key: of tensors and arrays to the last byte, of other objects the type alone."""
     match value:
         case Tensor():
             content = value.detach().reshape(-1).cpu().view(torch.uint8).numpy().tobytes()
@@ -461,10 +462,10 @@ def _digest_of_value(key: bytes, value: Any) -> bytes:
         case np.ndarray():
             return _mac(key, b"array", f"{value.dtype.str} {value.shape}".encode(), value.tobytes())
         case Mapping():
-            items = [_mac(key, repr(name).encode(), _digest_of_value(key, item)) for name, item in value.items()]
+            items = [_mac(key, repr(name).encode(), digest_of_value(key, item)) for name, item in value.items()]
             return _mac(key, b"mapping", *items)
         case tuple() | list():
-            return _mac(key, b"sequence", *(_digest_of_value(key, item) for item in value))
+            return _mac(key, b"sequence", *(digest_of_value(key, item) for item in value))
         case bytes():
             return _mac(key, b"bytes", value)
         case None | bool() | int() | float() | str() | np.generic():

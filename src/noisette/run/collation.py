@@ -77,12 +77,18 @@ def _at_each_place(values: Values, remedy: str, name: object = None) -> Any:
 
 
 def _rows(values: Values, remedy: str, name: object) -> Any:
+    """The tensors of all records as one, of which each has its record on the first axis, or no axis; or a list."""
     values = list(map(_as_tensor, values))
     shapes = [tuple(value.shape) for value in values if isinstance(value, Tensor)]
     if not shapes:
         return None if all(value is None for value in values) else values
     for shape in shapes:
-        _check_row(shape, name)
+        if shape and shape[0] != 1:
+            raise ValueError(
+                f"collate_fn gives {'a tensor' if name is None else f'the field {name!r}'} of one record the shape "
+                f"{shape}, but the first axis is that of the records: put the record on the first axis, in the shape "
+                "(1, ...). For graphs, whose nodes are there, take batch.microbatches(1), which leaves them as they are"
+            )
     _check_one_type(values, name)
     _check_one_shape(shapes, remedy, name)
     return torch.cat(values) if shapes[0] else torch.stack(values)
@@ -103,16 +109,6 @@ def _as_tensor(value: Any) -> Any:
 def _check_unmasked(value: Any) -> None:
     if isinstance(value, np.ma.MaskedArray):
         raise ValueError("a record has masked values, which would be trained on; fill them, as by field.filled(0)")
-
-
-def _check_row(shape: tuple[int, ...], name: object) -> None:
-    """Check that a tensor which was made of one record has it on the first axis, or has no axis."""
-    if shape and shape[0] != 1:
-        raise ValueError(
-            f"collate_fn gives {'a tensor' if name is None else f'the field {name!r}'} of one record the shape "
-            f"{shape}, but the first axis is that of the records: put the record on the first axis, in the shape "
-            "(1, ...). For graphs, whose nodes are there, take batch.microbatches(1), which leaves them as they are"
-        )
 
 
 def _check_one_type(values: Values, name: object) -> None:
@@ -210,6 +206,7 @@ class PaddedBuckets:
         if not are_whole or list(self.edges) != sorted(set(self.edges)):
             raise ValueError(f"expected ascending whole numbers of at least one as edges, each once, got {self.edges}")
         self._records, self._pad = records, pad
+        self.known_by = records  # by which a resumed run recognises the data set
         lengths = np.fromiter(self._lengths(), dtype=np.int64, count=len(records))
         self._edge_of = np.minimum(np.searchsorted(self.edges, lengths), len(self.edges) - 1)
         # The bucket of each record: the number of its edge, or of its pair of edges.
@@ -231,16 +228,6 @@ class PaddedBuckets:
         if isinstance(record, tuple):
             return tuple(padded.get(place, value) for place, value in enumerate(record))
         return padded[None]
-
-    @property
-    def known_by(self) -> Any:
-        """The records, by which a resumed run recognises the data set."""
-        return self._records
-
-    @property
-    def longest_edge(self) -> int:
-        """The length of the largest bucket that holds a record."""
-        return self.edges[int(self._edge_of.max(initial=0))]
 
     def collate(self, at: np.ndarray) -> Any:
         return collated([self[index] for index in at.tolist()], _NOT_PADDED)

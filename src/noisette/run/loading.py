@@ -295,7 +295,7 @@ class Processes:
             sampler=self._plan,  # pyright: ignore[reportArgumentType]
             batch_size=None,
             num_workers=workers,
-            collate_fn=_as_it_is,
+            collate_fn=torch.nn.Identity(),
             pin_memory=to is not None and to.type == "cuda",
             prefetch_factor=ahead,
             persistent_workers=True,
@@ -401,10 +401,6 @@ class _Plan:
 def seed_worker_secretly(worker: int) -> None:
     """Called in a loading process, in which the loader seeds torch with 32 bits that count."""
     seed_secretly()
-
-
-def _as_it_is(microbatch: Any) -> Any:
-    return microbatch
 
 
 def _sending(microbatch: Any, to: torch.device | None) -> Callable[[], Any]:

@@ -21,7 +21,7 @@ from noisette.accounting.budget import PrivacyBudget, RunParameters, check_delta
 from noisette.accounting.calibrate import cheapest, least_noisy, schedule, with_releases
 from noisette.accounting.events import BandedGaussian, StepRelease, UserLevel, check_events
 from noisette.accounting.filters import accountant_beside
-from noisette.accounting.ledger import Displayed, LedgerAccount, declared
+from noisette.accounting.ledger import Displayed, LedgerAccount
 from noisette.capture.captured import schedule_of
 from noisette.core.batches import Batch
 from noisette.core.loss import is_sharded
@@ -57,9 +57,8 @@ def batch_mixing_modules(model: nn.Module) -> list[str]:
 
 def said_of_modules(model: nn.Module, about: Callable[[nn.Module], object]) -> list[str]:
     """For each module of which there is a text to say: its name, its class, and the text."""
-    said = [(name, type(module).__name__, about(module)) for name, module in model.named_modules()]
-    found = [(name, f"{kind} {text}") for name, kind, text in said if text and isinstance(text, str)]
-    return [f"{name or 'the model itself'}  {text}" for name, text in found]
+    said = [(name or "the model itself", type(part).__name__, about(part)) for name, part in model.named_modules()]
+    return [f"{name}  {kind} {text}" for name, kind, text in said if text and isinstance(text, str)]
 
 
 def check_no_batch_norm(model: nn.Module) -> None:
@@ -165,8 +164,8 @@ def _joint_noise(noise: GaussianNoise, event: StepRelease, steps: int, ranks: An
 class PrivateRun(Displayed, DpSgd):
     """A training run with a privacy guarantee: the ledger records each step before its batch is drawn.
 
-    Made by :func:`privatize`, or by :meth:`resume` from a checkpoint of :meth:`save`. The ``steps_lost`` in a crash
-    count like the others; ``extras`` is what :meth:`save` was given.
+    Made by :func:`privatize`, or by :meth:`resume` from a checkpoint of :meth:`save`. ``event`` is the release of one
+    step. The ``steps_lost`` in a crash count like the others; ``extras`` is what :meth:`save` was given.
     """
 
     def __init__(
@@ -232,7 +231,7 @@ class PrivateRun(Displayed, DpSgd):
             steps_taken=steps_taken,
             steps_lost=steps_lost,
         )
-        self.terms, self.accountant, self.ledger, self.extras = terms, accountant, ledger, extras
+        self.terms, self.event, self.accountant, self.ledger, self.extras = terms, event, accountant, ledger, extras
         self._all_ranks, self._dataset, self.users = ranks, dataset, users
         self._user_numbers = None if by_user is None else by_user.users
         self._fingerprint: Fingerprint | None = None
@@ -279,11 +278,6 @@ class PrivateRun(Displayed, DpSgd):
         run._owned = owned.pop_all()
         return run
 
-    @property
-    def event(self) -> StepRelease:
-        """The release of one step."""
-        return self.terms.event
-
     def epsilon(self, *, delta: float) -> float:
         """Epsilon spent at this delta by everything in the ledger, for adding or removing one record or user.
 
@@ -312,11 +306,6 @@ class PrivateRun(Displayed, DpSgd):
         from noisette.training.report.page import own_page
 
         atomic_files.write(Path(path), own_page(self, delta).encode(errors="backslashreplace"))
-
-    @property
-    def is_beside_others(self) -> bool:
-        """Whether the ledger holds other declarations, by whose results this run may have been chosen."""
-        return len(declared([*self.ledger.paid.items(), (self.terms.recorded.series(self.event), 1)])) > 1
 
     def before_call(self) -> None:
         """Called before a loop calls the model itself with records of the batch: random numbers are secret then."""
@@ -374,8 +363,7 @@ class PrivateRun(Displayed, DpSgd):
                     )
                 folder.mkdir(parents=True, exist_ok=True)
                 if folder != self._saved_in:  # first, because a checkpoint without it could not be resumed
-                    if self._fingerprint is None:
-                        self._fingerprint = Fingerprint.of(self._dataset, self._user_numbers)
+                    self._fingerprint = self._fingerprint or Fingerprint.of(self._dataset, self._user_numbers)
                     self._fingerprint.write(folder)
                 write(folder, self.saved(folder, learned, self.extras if extras is None else extras).facts())
         self._saved_in = folder

@@ -44,20 +44,18 @@ class BallsInBinsSampler:
 
 
 @dataclass(frozen=True)
-class TruncatedPoissonSampler:
+class TruncatedPoissonSampler(PoissonSampler):
     """Draws a Poisson batch; of one with more than ``largest_batch`` records, a random subset of that size.
 
     Guarantee: given the records of the Poisson batch, every subset of that size is equally likely, up to the
     probability of equal words among 64-bit words of the secret key's keystream, of which each record has one.
     """
 
-    size: int
-    sampling_rate: float
     largest_batch: int
     most_records: int
-    key: SecretKey
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.size > self.most_records:
             raise PrivacyError(
                 f"the data set has {self.size} records, but truncated batches are paid for at most "
@@ -65,7 +63,7 @@ class TruncatedPoissonSampler:
             )
 
     def indices(self, *, step: int) -> np.ndarray:
-        drawn = PoissonSampler(self.size, self.sampling_rate, self.key).indices(step=step)
+        drawn = super().indices(step=step)
         if len(drawn) <= self.largest_batch:
             return drawn
         words = np.empty(len(drawn), dtype=np.uint64)
@@ -74,7 +72,7 @@ class TruncatedPoissonSampler:
 
 
 @dataclass(frozen=True)
-class CyclicPoissonSampler:
+class CyclicPoissonSampler(PoissonSampler):
     """Step t draws a Poisson batch of the records of group t modulo ``bands``, counted from the first step.
 
     Each record's group is drawn once, uniformly and independently of all others. A resumed run draws new groups.
@@ -83,10 +81,7 @@ class CyclicPoissonSampler:
     Source: as :class:`CyclicPoisson`, algorithm 2; groups of equal sizes would depend on the number of records.
     """
 
-    size: int
-    rate: float
     bands: int
-    key: SecretKey
     first_step: int = 0
 
     @cached_property
@@ -102,7 +97,7 @@ class CyclicPoissonSampler:
 
     def indices(self, *, step: int) -> np.ndarray:
         # Drawn among all records and then sorted out, so that each record's draws are its own.
-        drawn = PoissonSampler(self.size, self.rate, self.key).indices(step=step)
+        drawn = super().indices(step=step)
         return drawn[self._groups[drawn] == (step - self.first_step) % self.bands]
 
 
@@ -212,13 +207,8 @@ class KeptRecordsSampler:
         return kept[PoissonSampler(len(kept), self.sampling_rate, self.key).indices(step=step)]
 
 
-@dataclass(frozen=True)
-class UserSampler:
+class UserSampler(KeptRecordsSampler):
     """Includes each user in a step's batch independently with probability ``sampling_rate``, with one kept record."""
-
-    records: UserRecords
-    sampling_rate: float
-    key: SecretKey
 
     def indices(self, *, step: int) -> np.ndarray:
         counts = self.records.counts
@@ -441,11 +431,11 @@ def sampler_of(event: StepRelease, size: int, key: SecretKey, *, first_step: int
         case PoissonGaussian():
             return PoissonSampler(size, event.sampling_rate, key)
         case events.TruncatedPoissonGaussian():
-            return TruncatedPoissonSampler(size, event.sampling_rate, event.largest_batch, event.most_records, key)
+            return TruncatedPoissonSampler(size, event.sampling_rate, key, event.largest_batch, event.most_records)
         case events.BallsInBinsGaussian():
             return BallsInBinsSampler(size, event.bins, key, first_step)
         case events.BandedGaussian():
-            return CyclicPoissonSampler(size, event.of_round.sampling_rate, event.bands, key, first_step)
+            return CyclicPoissonSampler(size, event.of_round.sampling_rate, key, event.bands, first_step)
         case UserLevel():
             assert users is not None, "grouped by user_records"
             return (UserSampler if event.records == 1 else KeptRecordsSampler)(users, event.sampling_rate, key)

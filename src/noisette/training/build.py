@@ -33,6 +33,7 @@ from noisette.nn.lipschitz import TauCrossEntropy
 from noisette.nn.models import factory
 from noisette.nn.models.backbones import folder_of
 from noisette.ranks import AnyRanks
+from noisette.run.checkpoint import digest_of_value
 from noisette.run.per_example import PerExampleClip
 from noisette.run.sampling import Sampling, Users
 from noisette.training.recipe import BATCH_NORMS, BATCHES, COMPILE, OPTIMIZERS, ModelSection, Recipe, TrainingSection
@@ -198,25 +199,21 @@ def _bound(
                 f"{recipe.model.name} constrains its weights so that its layers bound the gradient: give the recipe a "
                 "table lipschitz, such as [lipschitz] tau = 30"
             )
-        return _loss(recipe, data), *_clip(model, recipe)
+        return _loss(recipe, data, next(model.parameters()).device), *_clip(model, recipe)
     loss = TauCrossEntropy(recipe.lipschitz.tau, data.classes)
     clipping = FlatClipping(recipe.lipschitz.logit_clip) if recipe.lipschitz.logit_clip else None
     bound = LipschitzBound(model, loss=loss, input_shape=shape, logit_clipping=clipping)
     return loss, bound, recipe.privacy.noise_multiplier
 
 
-def _loss(recipe: Recipe, data: DataSet) -> LossOfScores:
+def _loss(recipe: Recipe, data: DataSet, device: torch.device) -> LossOfScores:
     """The squared error of a number, or the cross-entropy times the weight of the class over the largest one."""
     if data.target is not None:
         return lambda predictions, targets: (predictions.squeeze(1) - targets).square()  # (n, 1) and (n,)
-    if (weights := recipe.class_weights(data.classes)) is None:
-        return partial(nn.functional.cross_entropy, reduction="none")
-    relative = torch.tensor(weights) / max(weights)  # above one a weight would only enlarge gradients that are clipped
-
-    def weighted(scores: Tensor, targets: Tensor) -> Tensor:
-        return relative.to(scores.device)[targets] * nn.functional.cross_entropy(scores, targets, reduction="none")
-
-    return weighted
+    relative = None
+    if (weights := recipe.class_weights(data.classes)) is not None:  # above one they would only enlarge what is clipped
+        relative = (torch.tensor(weights) / max(weights)).to(device)
+    return partial(nn.functional.cross_entropy, weight=relative, reduction="none")
 
 
 def _clip(model: nn.Module, recipe: Recipe) -> tuple[PerExampleClip, float | None]:
@@ -293,24 +290,19 @@ def features_of(inputs: Tensor, fixed: nn.Module, device: torch.device) -> Tenso
     return features
 
 
-def cached_features(
-    network: nn.Module, inputs: Tensor, compute: Callable[[], Tensor], folder: Path | None = None
-) -> Tensor:
+def cached_features(network: nn.Module, inputs: Tensor, compute: Callable[[], Tensor]) -> Tensor:
     """The features (n, ...) of inputs (n, ...): those of an earlier call, or ``compute()``, which are then kept.
 
     A network is known by its printed form and its weights, inputs by their values. Features of records are as private
     as the records: the owner alone can read the files (mode 600), in ``noisette/features`` of the user's cache. Their
     names are digests with a secret key that lies beside them, so a name tells nothing about the records.
     """
-    folder = folder or Path(pooch.os_cache("noisette")) / "features"
+    folder = Path(pooch.os_cache("noisette")) / "features"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if not (key := folder / "key").is_file():
         atomic_files.write(key, secrets.token_bytes(32), mode=0o600)
-    digest = hashlib.blake2b(str(network).encode(), key=key.read_bytes(), digest_size=16)
-    for tensor in (*network.parameters(), *network.buffers(), inputs):
-        digest.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    file = folder / f"{digest.hexdigest()}.safetensors"
+    known = [str(network), *network.parameters(), *network.buffers(), inputs]
+    file = folder / f"{digest_of_value(key.read_bytes(), known).hex()}.safetensors"
     if not file.is_file():
         atomic_files.write(file, save({"features": compute().cpu()}), mode=0o600)
     return load_file(file)["features"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pkgutil
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -25,34 +24,28 @@ from noisette.data.words import Numbering
 from noisette.nn.models.backbones import folder_of
 from noisette.training.defaults import LARGER_TABLE_NORM, MANY_RECORDS, TABLE, TABLE_NORM, batches_for, delta_for
 
-
-def _entry(place: str, description: str) -> Entry:
-    """What stands at a place, which is imported when it is used, so that a table can be read without torch."""
-    return Entry(partial(pkgutil.resolve_name, place), description)
-
-
-# What replaces batch norm: from public examples, and others.
-_FROM_PUBLIC: Mapping[str, Entry] = {
-    "public": _entry("noisette.nn:PublicBatchNorm", "statistics of public examples"),
-    "per-example": _entry("noisette.nn:PerExampleBatchNorm", "statistics of an example and public ones in closed form"),
-    "frozen": _entry("noisette.nn:FrozenBatchNorm", "fixed statistics of public data"),
+# What replaces batch norm.
+BATCH_NORMS: Mapping[str, Entry] = {
+    "public": Entry("noisette.nn:PublicBatchNorm", "statistics of public examples"),
+    "per-example": Entry("noisette.nn:PerExampleBatchNorm", "statistics of an example and public ones in closed form"),
+    "frozen": Entry("noisette.nn:FrozenBatchNorm", "fixed statistics of public data"),
+    "group": Entry("torch.nn:GroupNorm", "group norm"),
 }
-NEED_PUBLIC = tuple(_FROM_PUBLIC)
-BATCH_NORMS: Mapping[str, Entry] = {**_FROM_PUBLIC, "group": _entry("torch.nn:GroupNorm", "group norm")}
+NEED_PUBLIC = tuple(name for name in BATCH_NORMS if name != "group")
 
 BATCHES: Mapping[str, Entry] = {
-    "poisson": _entry("noisette:Poisson", "each example by itself, at the lowest cost"),
-    "truncated": _entry("noisette:TruncatedPoisson", "the same, but at most --largest-batch examples"),
-    "balls-in-bins": _entry("noisette:BallsInBins", "each example once in a pass"),
-    "cyclic": _entry("noisette:CyclicPoisson", "of --bands groups in turn, and noise that later steps take back"),
+    "poisson": Entry("noisette:Poisson", "each example by itself, at the lowest cost"),
+    "truncated": Entry("noisette:TruncatedPoisson", "the same, but at most --largest-batch examples"),
+    "balls-in-bins": Entry("noisette:BallsInBins", "each example once in a pass"),
+    "cyclic": Entry("noisette:CyclicPoisson", "of --bands groups in turn, and noise that later steps take back"),
 }
 
 # Whether a step is captured and compiled, with the value of ``capture`` that it stands for.
 COMPILE: Mapping[str, Literal["auto", "compiled", "eager"]] = {"auto": "auto", "yes": "compiled", "no": "eager"}
 
 OPTIMIZERS: Mapping[str, Entry] = {
-    "sgd": _entry("torch.optim:SGD", "stochastic gradient descent, with momentum"),
-    "adam": _entry("torch.optim:Adam", "steps scaled by running means of the noised gradients"),
+    "sgd": Entry("torch.optim:SGD", "stochastic gradient descent, with momentum"),
+    "adam": Entry("torch.optim:Adam", "steps scaled by running means of the noised gradients"),
 }
 
 

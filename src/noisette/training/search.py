@@ -31,14 +31,13 @@ from noisette.training.loop import Outcome, Watch, train
 from noisette.training.recipe import Recipe
 from noisette.training.report.facts import ClassFigures, Facts, SearchFacts, facts_of, power_of_ten, upward
 from noisette.training.report.statement import advice
-from noisette.training.search_space import ACCOUNTANT, SearchSpace, check_recipe
+from noisette.training.search_space import ACCOUNTANT, OUTSIDE_THE_GRAPH, SearchSpace, check_recipe
 
 PART = "right answers"  # name of the release of a noisy score in the ledger
 _RECORDS = 64  # made up for the rehearsal
 _REHEARSAL_NOISE = 100.0  # any will do: what a run releases depends on its noise in no other way
 
 
-@dataclass(frozen=True)
 class PublicScore:
     """The accuracy on test examples that are stated to be public, or the test error with a minus."""
 
@@ -202,7 +201,7 @@ class Search:
             lambda: RepeatAndSelect(((Gaussian(1.0), 1),), mean, 0.0 if shape is None else shape),
         )
         # A graph of a step with settings of a run in it would be kept in the folder of compiled graphs.
-        compiled = {"compile": "no"} if space.changes_the_graph else {}
+        compiled = {"compile": "no"} if space.dimensions.keys() - OUTSIDE_THE_GRAPH else {}
         # What is held out is the matter of the score.
         own = {"data": {"holdout": None}, "privacy": {"accountant": ACCOUNTANT}, "training": compiled}
         self.recipe = recipe.changed(own, "the recipe")

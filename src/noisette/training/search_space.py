@@ -38,7 +38,7 @@ _REFUSED: Mapping[str, str] = {
 }
 # Settings that are no part of the graph of a step, or inputs of it: the others would leave a graph of their own in the
 # folder of compiled graphs.
-_OUTSIDE_THE_GRAPH = {
+OUTSIDE_THE_GRAPH = {
     *("training.lr", "training.lr_end", "training.lr_epochs", "training.momentum", "training.cosine"),
     *("training.optimizer", "training.averaging", "training.seed", "privacy.max_grad_norm"),
 }
@@ -155,11 +155,6 @@ class SearchSpace:
 
     def settings_of(self, recipe: Recipe) -> dict[str, Value]:
         return {name: attrgetter(name)(recipe) for name in self.dimensions}
-
-    @property
-    def changes_the_graph(self) -> bool:
-        """Whether runs may differ in more than what enters the graph of a step as an input."""
-        return bool(self.dimensions.keys() - _OUTSIDE_THE_GRAPH)
 
     def _refusals(self, recipe: Recipe) -> list[str]:
         """What the recipe says against combinations of the ends of the space, each problem once."""

@@ -16,7 +16,7 @@ from noisette.accounting.calibrate import with_releases
 from noisette.accounting.events import UserLevel, event_of
 from noisette.accounting.events import facts_of as event_facts
 from noisette.accounting.filters import RenyiOdometer
-from noisette.accounting.ledger import LEDGER_FILE
+from noisette.accounting.ledger import LEDGER_FILE, declared
 from noisette.accounting.registry import ACCOUNTANTS
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES, RuleEntry
 
@@ -424,7 +424,8 @@ def facts_of(outcome: Outcome) -> Facts:
 
 def epsilon_after(run: PrivateRun, step: int, delta: float) -> float:
     """What a run and all else in its ledger cost when so many steps of it were spent."""
-    by = RenyiOdometer() if run.is_beside_others else run.accountant
+    declarations = declared([*run.ledger.paid.items(), (run.terms.recorded.series(run.event), 1)])
+    by = RenyiOdometer() if len(declarations) > 1 else run.accountant  # others may have led to the choice of this run
     return by.compose(with_releases(run.terms.beside(run.ledger), run.event, step)).epsilon(delta=delta)
 
 
@@ -504,7 +505,7 @@ def rule_in_words(rule: ClippingRule) -> RuleEntry:
             median = "the median" if of == 0.5 else f"the {of:g} quantile"
             return replace(entry, statement=entry.statement.replace("the median", median))
     return RuleEntry(
-        lambda: type(rule),
+        f"{type(rule).__module__}:{type(rule).__qualname__}",
         "a rule of one's own",
         f"the gradient of each example is multiplied, in each of {{groups}} groups of parameters, by a factor that "
         f"{type(rule).__name__} chooses, and that leaves at most the bound of the group, as of the last release; for "

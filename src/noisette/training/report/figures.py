@@ -60,14 +60,14 @@ def templates(package: str) -> Environment:
     return environment
 
 
-def svg(figure: Figure, *, title: str, description: str = "") -> str:
+def svg(figure: Figure, *, title: str, line: str = "") -> str:
     """A figure drawn under :data:`STYLE` as an SVG element for an HTML page, without prolog and external addresses.
 
-    Title and description, which names the axes unless given, are for screen readers. A page has no title twice.
+    The title, the names of the axes and ``line`` in words are for screen readers. A page has no title twice.
     """
-    if not description:
-        named = [(axes.get_ylabel(), axes.get_xlabel()) for axes in figure.axes]
-        description = "; ".join(f"{vertical} against {horizontal}" for vertical, horizontal in named if vertical)
+    named = [(axes.get_ylabel(), axes.get_xlabel()) for axes in figure.axes]
+    described = [f"{vertical} against {horizontal}" for vertical, horizontal in named if vertical]
+    description = "; ".join([*described, line] if line else described)
     drawn = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": title}):
         left_out = dict.fromkeys(("Creator", "Date", "Format", "Type"))
@@ -98,7 +98,7 @@ class Panel:
 
 def as_svg(panel: Panel) -> str:
     """The panel as an SVG element for an HTML page; in words it has its axes, and the ends of the line."""
-    points, described = panel.points, f"{panel.vertical} against {panel.horizontal}"
+    points = panel.points
     ends = f"from {points[0][1]:.3g} at {points[0][0]:.3g} to {points[-1][1]:.3g} at {points[-1][0]:.3g}"
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=_INCHES, layout="constrained")
@@ -124,7 +124,7 @@ def as_svg(panel: Panel) -> str:
             axes.xaxis.set_minor_locator(NullLocator())
         else:
             axes.set_xlim(0, 1.001 * max(x) or 1)  # the last tick is shown
-        return svg(figure, title=panel.title, description=f"{described}; {panel.name}: {ends}")
+        return svg(figure, title=panel.title, line=f"{panel.name}: {ends}")
 
 
 def recall_and_precision(facts: Facts) -> list[tuple[Panel, str]]:
