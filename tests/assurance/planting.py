@@ -9,8 +9,6 @@ A change is named by what it changes, without ``noisette.``:
 - a string for anything else, and for methods that ``dataclass`` has written: the expression that replaces it.
 """
 
-from __future__ import annotations
-
 import ast
 import builtins
 import functools
@@ -23,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -143,7 +141,7 @@ class Mutant:
     on_ranks: bool = False  # it is planted in the processes that a test starts, not in the test's own
 
     @classmethod
-    def of(cls, name: str, entry: dict[str, Any]) -> Mutant:
+    def of(cls, name: str, entry: dict[str, Any]) -> Self:
         harm, tests, on_ranks = entry.pop("harm"), _whole_names(entry.pop("tests")), entry.pop("on_ranks", False)
         seen_as = tuple(getattr(builtins, error) for error in entry.pop("seen_as", ()))
         changes = [Change(key, value if isinstance(value, str) else tuple(value)) for key, value in entry.items()]

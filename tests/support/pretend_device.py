@@ -6,13 +6,11 @@ that is read, each shape that depends on values, and each copy from or to the pr
 To be used in a process in which no backward pass came before: torch counts its devices in the first one.
 """
 
-from __future__ import annotations
-
 import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -38,7 +36,7 @@ class OnDevice(Tensor):
     raw: Tensor
 
     @staticmethod
-    def __new__(cls, raw: Tensor) -> OnDevice:
+    def __new__(cls, raw: Tensor) -> Self:
         layout = {"strides": raw.stride(), "storage_offset": raw.storage_offset(), "dtype": raw.dtype}
         made = Tensor._make_wrapper_subclass(cls, raw.size(), device=torch.device(NAME, 0), **layout)
         made.raw = raw

@@ -11,10 +11,9 @@ is called anew for each value that it yields.
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -26,8 +25,7 @@ SOURCE = str(Path(noisette.__file__).parent)
 BATCH = 128
 
 
-@dataclass(frozen=True)
-class StepShape:
+class StepShape(NamedTuple):
     """Four figures of what was called."""
 
     deepest_chain: int  # the largest number of noisette frames on the stack at once, without those of others

@@ -265,6 +265,8 @@ def test_facts_that_would_need_more_memory_than_there_is_are_refused(run):
     for name, value in (large | {"event": {"mechanism": []}}).items():
         reseal(run, told | {name: value})
         refusal(noisette("audit", run), "is altered: ")
+    reseal(run, told | {"features": told["features"][1:]})
+    refusal(noisette("predict", run, run.parent / "rows.csv"), "its model takes")
 
 
 def test_a_model_is_exported_with_what_prepares_its_inputs(run):

@@ -74,6 +74,11 @@ class SavedModel:
         refuse(path.name, features.absent(found) if text is None else of_text)
         inputs, problems = tables.inputs_of(found, declared, features)
         refuse(f"{path.name} ({tables.NUMBERED})", problems)
+        if inputs.shape[1:] != self.shape:
+            raise DataError(
+                f"the columns of the run give inputs of shape {inputs.shape[1:]}, and its model takes {self.shape}: "
+                "run.json is altered; take the folder as the run has written it"
+            )
         return inputs
 
     def read_images(self, path: Path) -> tuple[list[str], np.ndarray]:
