@@ -33,7 +33,7 @@ LEVEL = {folder: level for level, folders in enumerate(ORDER) for folder in fold
 LATE = {Path("run/private.py"): {"training"}}
 MOST_ENTRIES, MOST_EDGES = 19, 70
 MOST_FILES, MOST_LINES, MOST_OTHER_LINES = 132, 32_000, 300  # installed; what is added is paid for
-MOST_LINES_OF_CORE, MOST_LINES_OF_A_FILE = 4_320, 693
+MOST_LINES_OF_CORE, MOST_LINES_OF_A_FILE = 4_340, 693
 MOST_LINES_OF_TESTS, MOST_WORDS_OF_PAGES = 40_000, 25_000
 MOST_MODULES_OF_A_STEP, MOST_LINES_OF_A_STEP = 53, 14_950  # that are loaded for a private step
 # Folders of tests without counterpart in the package: helpers, planted faults, attacks, GPUs, pages, what is not

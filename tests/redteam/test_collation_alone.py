@@ -242,7 +242,7 @@ def test_a_transform_that_pads_is_refused_and_one_shape_is_the_remedy() -> None:
     def pads_to_one_length(rows: dict[str, list[Any]]) -> dict[str, Any]:
         return {"x": torch.stack([nn.functional.pad(x, (0, 32 - len(x))) for x in rows["x"]]), "y": rows["y"]}
 
-    with pytest.raises(ValueError, match=r"the field 'x' has another shape .*bring each record to one shape"):
+    with pytest.raises(ValueError, match=r"the field 'x' has another shape .*pad each record to one length"):
         released_sum(Table(TEXTS, pads), None, words)
     found = released_sum(Table(TEXTS, pads_to_one_length), None, words)
     assert_alone(found, words, [(nn.functional.pad(r["x"], (0, 32 - len(r["x"]))), r["y"]) for r in TEXTS])

@@ -271,7 +271,9 @@ class Accumulator:
         """Check that no addition was interrupted; the sums start again from nothing where one was."""
         if not self._is_whole:
             self._sums, self._doubles, self._is_whole = {}, {}, True
-            raise PrivacyError("the sum holds a part of a microbatch, whose adding stopped; begin the batch anew")
+            raise PrivacyError(
+                "the sum of this batch holds a part of a microbatch, whose adding was interrupted; begin the batch anew"
+            )
 
 
 def _add(total: Tensor, sum: Tensor) -> None:

@@ -314,14 +314,20 @@ class DpSgd:
         """The batch whose microbatch has so many examples, or a PrivacyError."""
         batch = self._batch
         if batch is not None and batch.current is None and batch.bounded:
-            raise PrivacyError("these gradients were added already: add losses up in one function, and accumulate once")
+            raise PrivacyError(
+                "the gradients of these examples were added already: add the losses up in one function, and call "
+                "accumulate once for each microbatch"
+            )
         if batch is None or batch.current is None:
             raise PrivacyError(
                 "accumulate needs a microbatch: call it once for each one in `for ... in batch.microbatches(size)`, "
                 "within `for batch in run.batches()`. Examples drawn in another way have no guarantee."
             )
         if count != batch.current:
-            raise PrivacyError(f"the microbatch has {batch.current} examples, not {count}: give one row for each")
+            raise PrivacyError(
+                f"the current microbatch has {batch.current} examples, and the tensors given have {count} rows: give "
+                "one row for each example"
+            )
         return batch
 
     # Line 4
@@ -336,7 +342,9 @@ class DpSgd:
         if batch is None and _steps_under_way(optimizer) > 1:
             return  # the step of a base class; the release was made by then
         if batch is None:
-            raise PrivacyError("optimizer.step() needs a batch of its own: call it once for each of `run.batches()`")
+            raise PrivacyError(
+                "optimizer.step() needs a batch of its own: call it once for each batch in `for batch in run.batches()`"
+            )
         alone = self._ranks.size == 1
         with nullcontext({}) if alone else self._ranks.unanimous(f"step {self.steps_taken}") as equal:
             self._release.check_no_others(self.bound.parameters)

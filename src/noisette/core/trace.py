@@ -293,7 +293,9 @@ class Recorder(TorchFunctionMode):
         for tensor in outputs_of(output):
             if not vmap.is_wrapped(tensor):
                 if func not in OF_A_CONSTANT and _has_own_memory(tensor, args, kwargs):
-                    raise NotVectorizedError(f"{func.__name__} in the loss gives one value for all examples; omit it.")
+                    raise NotVectorizedError(
+                        f"the loss calls {func.__name__}, which gives one value for all examples; leave it out."
+                    )
                 self._constants[id(tensor)] = tensor
 
     def _without_examples(self, func: Operation, args: Args, kwargs: Keywords, weights: Mapping[int, Tensor]) -> Any:

@@ -362,7 +362,9 @@ def _for_all_examples(function: type[Function]) -> type[Function]:
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         of_forward = vars(noted.pop())
         if any(of_forward.pop(name, ()) for name in ("dirty_tensors", "non_differentiable")):
-            raise NotVectorizedError(f"The loss uses {function.__name__}: it writes in place, or outputs no gradient.")
+            raise NotVectorizedError(
+                f"The loss uses {function.__name__}, which writes in place or has outputs without gradient."
+            )
         ctx.save_for_backward(*of_forward.pop("to_save", ()))
         for name in of_forward.keys() - {"needs_input_grad", "materialize_grads"}:
             setattr(ctx, name, of_forward[name])

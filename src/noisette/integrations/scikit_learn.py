@@ -448,7 +448,10 @@ def _weights(given: Any, labels: np.ndarray) -> Tensor:
     """The weight of each label, float32, the largest one 1; of no label where they are not known."""
     known = labels.tolist()
     if not isinstance(given, Mapping) or (known and not set(given) <= set(known)):
-        raise ValueError(f'expected class_weight as numbers by declared class, got {given!r}; "balanced" counts labels')
+        raise ValueError(
+            f'expected class_weight as a mapping from declared classes to numbers, got {given!r}; "balanced" would '
+            "count private labels"
+        )
     checks.all_of(*(partial(checks.positive, **{f"class_weight[{k!r}]": w}) for k, w in given.items()))
     weights = torch.tensor([float(given.get(label, 1.0)) for label in known])
     return weights / weights.max() if known else weights

@@ -317,7 +317,9 @@ class LipschitzBound:
         self._unwrapped = Unwrapped(model)
         self.model = model = self._unwrapped.module
         if any(map(is_sharded, model.parameters())):
-            raise PrivacyError("Lipschitz weights are projected whole, not as shards: give each rank the whole model")
+            raise PrivacyError(
+                "weights of Lipschitz networks are projected whole, not as shards: give each rank the whole model"
+            )
         self.loss = loss
         self.input_shape = tuple(input_shape)  # of one example, without the batch axis
         self.logit_clipping = logit_clipping

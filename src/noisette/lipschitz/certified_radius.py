@@ -55,7 +55,10 @@ def certified_accuracy(model: nn.Module, inputs: Tensor, targets: Tensor, radii:
     [0.6666666666666666, 0.3333333333333333]
     """
     if not len(inputs) or targets.shape != inputs.shape[:1]:
-        raise ValueError(f"expected an example or more with targets, got {tuple(inputs.shape)}, {tuple(targets.shape)}")
+        raise ValueError(
+            f"expected at least one example and one target for each, got inputs of shape {tuple(inputs.shape)} and "
+            f"targets of shape {tuple(targets.shape)}"
+        )
     classes, certified = _classes_and_radii(model, inputs)
     correct = classes == targets.to(classes.device)
     return [float((correct & (certified > radius)).double().mean()) for radius in radii]

@@ -60,7 +60,10 @@ def fastest(key: Hashable, candidates: Mapping[str, Callable[[], object]], devic
     key = (key, operations_are_few(), device.type, torch.get_num_threads())
     if key not in _WINNERS:
         if get_proxy_mode() is not None:
-            raise RuntimeError(f"no plan of {', '.join(candidates)} was measured: run within few_operations() first")
+            raise RuntimeError(
+                f"nothing was measured for the plans {', '.join(candidates)}; run the step once within "
+                "few_operations() before it is traced"
+            )
         # The first call of a backend includes choosing and compiling its kernels, so each candidate is called twice.
         first = {name: _best_time(candidate, device, 2) for name, candidate in candidates.items()}
         close = [name for name, seconds in first.items() if seconds < 2 * min(first.values())]

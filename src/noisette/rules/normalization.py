@@ -154,7 +154,10 @@ def _register(
 
 def _check_instance_norm(arguments: Mapping[str, Any]) -> None:
     if arguments.get("use_input_stats", True) and arguments.get("running_mean") is not None:
-        raise ValueError("running statistics are of private data: build with track_running_stats=False, or .eval() it")
+        raise ValueError(
+            "running statistics are computed from private data, without noise; build the module with "
+            "track_running_stats=False, or call .eval() on it"
+        )
 
 
 def _check_batch_norm(arguments: Mapping[str, Any]) -> None:

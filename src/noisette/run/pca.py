@@ -171,7 +171,10 @@ def _table(data: Any) -> Any:
         except ValueError:
             raise ValueError("expected rows of equal length, shape (n, features)") from None
     if data.ndim != 2:
-        raise ValueError(f"expected rows (n, features), got {data.ndim} axes; flatten: images.reshape(len(images), -1)")
+        raise ValueError(
+            f"expected rows of numbers, shape (n, features), got {data.ndim} axes; flatten each record, as in "
+            "images.reshape(len(images), -1)"
+        )
     if data.is_complex() if isinstance(data, Tensor) else data.dtype.kind not in "biuf":
         # The dtype itself contains the length of the longest entry of texts.
         kinds = {"U": "text", "S": "text", "O": "objects", "c": "complex numbers"}

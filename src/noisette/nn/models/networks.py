@@ -102,7 +102,10 @@ def standardised(model: FixedFeatures, public: Tensor) -> FixedFeatures:
 def whitened(model: FixedFeatures, whitening: Whitening) -> FixedFeatures:
     """The model with its features whitened in front of a new linear layer; ValueError if it trains more than one."""
     if not isinstance(model.head, nn.Linear):
-        raise ValueError(f"whitened features are for a linear layer, as in scattering, not {type(model.head).__name__}")
+        raise ValueError(
+            "whitened features are for a model whose trained part is one linear layer, such as scattering; this one "
+            f"trains a {type(model.head).__name__}"
+        )
     head = nn.Linear(len(whitening.components), model.head.out_features, device=model.head.weight.device)
     return FixedFeatures(nn.Sequential(model.features, whitening), head)
 
