@@ -319,7 +319,7 @@ def test_declared_weights_of_classes_move_the_border() -> None:
         model = PrivateClassifier(**given, class_weight=weight).fit(X, y)
         share[str(weight)] = float((model.predict(X) == "ill").mean())
     assert share["{'well': 4.0}"] + 0.1 < share["None"] < share["{'ill': 4.0}"] - 0.1
-    wrongs: list[Any] = [("balanced", "counts labels"), ({"sick": 2}, "by declared class"), ({"ill": 0}, "> 0")]
+    wrongs: list[Any] = [("balanced", "count private labels"), ({"sick": 2}, "declared classes"), ({"ill": 0}, "> 0")]
     for wrong, says in wrongs:
         with pytest.raises(ValueError, match=says):
             PrivateClassifier(**given, class_weight=wrong).fit(X, y)
