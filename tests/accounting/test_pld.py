@@ -33,8 +33,7 @@ def test_ten_million_releases_of_much_noise_have_a_cost():
 
 def test_a_tiny_epsilon_is_found_in_few_questions():
     few = iter(range(100))
-    found = least_epsilon(lambda x: (1 + 1e8 * x) ** -2 + 0 * next(few), 1e-2, 1e-6)
-    assert found == pytest.approx(9e-8, rel=1e-5)
+    assert least_epsilon(lambda x: (1 + 1e8 * x) ** -2 + 0 * next(few), 1e-2, 1e-6) == pytest.approx(9e-8, rel=1e-5)
 
 
 def test_several_kinds_of_release():

@@ -193,14 +193,14 @@ def test_layers_that_are_unfrozen_are_trained_by_another_run() -> None:
     assert model[0].weight.grad is not None
 
 
-def test_the_names_that_scripts_read(tmp_path: Any) -> None:
+@pytest.mark.parametrize("before", [True, False])
+def test_the_names_that_scripts_read(tmp_path: Any, before: bool) -> None:
     records, model, criterion = data(40), net(), nn.CrossEntropyLoss()
     given: dict[str, Any] = {"engine": PrivacyEngine(ledger=tmp_path / "ledger.jsonl"), "batch_size": 4}
     given |= {"noise_multiplier": 1.5, "criterion": criterion, "grad_sample_mode": "ghost"}
     engine, wrapped, same, returned, loader = private(model, records, **given)
-    assert returned is criterion
-    assert (loader.dataset, loader.batch_size, loader.sample_rate, len(loader)) == (records, 4, 0.1, 10)
-    assert (same.noise_multiplier, same.max_grad_norm, same.expected_batch_size) == (1.5, C, 4)
+    assert (returned, loader.dataset, loader.batch_size, loader.sample_rate) == (criterion, records, 4, 0.1)
+    assert (same.noise_multiplier, same.max_grad_norm, same.expected_batch_size, len(loader)) == (1.5, C, 4, 10)
     for x, y in loader:
         returned(wrapped(x), y).backward()
         same.step()
@@ -208,15 +208,18 @@ def test_the_names_that_scripts_read(tmp_path: Any) -> None:
     assert engine.accountant.get_epsilon(delta=1e-3) == engine.get_epsilon(1e-3)
     engine._begun.close()
     again, other = net(), PrivacyEngine(ledger=tmp_path / "ledger.jsonl")
-    _, wrapped_again, optimizer, loader = private(again, records, engine=other, batch_size=4, noise_multiplier=9.0)
-    other.load_checkpoint(path=tmp_path / "run", module=wrapped_again, optimizer=optimizer)
+    own = {"noise_multiplier": None, "epochs": 8, "epsilon": 3.0, "delta": 1e-3} if before else {"noise_multiplier": 9}
+    if before:
+        other.load_checkpoint(path=tmp_path / "run")
+    _, wrapped_again, optimizer, loader = private(again, records, engine=other, batch_size=4, **own)
+    if not before:
+        other.load_checkpoint(path=tmp_path / "run", module=wrapped_again, optimizer=optimizer)
     assert (other._begun.steps_taken, optimizer.noise_multiplier) == (10, 1.5)
     assert all(torch.equal(p, q) for p, q in zip(again.parameters(), model.parameters(), strict=True))
     for x, y in loader:
         F.cross_entropy(wrapped_again(x), y).backward()
         optimizer.step()
-    assert other._begun.steps_taken == 20
-    assert other.get_epsilon(1e-3) > engine.get_epsilon(1e-3)
+    assert (other._begun.steps_taken, other.get_epsilon(1e-3) > engine.get_epsilon(1e-3)) == (20, True)
     with pytest.raises(PrivacyError, match="taken 20 steps"):
         other.load_checkpoint(path=tmp_path / "run")
     with pytest.raises(ValueError, match=r"ledger is in memory.*PrivacyEngine, ledger=PATH"):

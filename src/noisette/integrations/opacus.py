@@ -49,6 +49,7 @@ class PrivacyEngine:
         self._accountant = _ACCOUNTANTS[accountant]()
         self._ledger = Ledger() if ledger is None else ledger  # of all runs of this engine
         self._run: PrivateRun | None = None
+        self._saved: Path | str | None = None  # the checkpoint that the next run goes on from
 
     def make_private(
         self,
@@ -105,14 +106,18 @@ class PrivacyEngine:
         batch_size = data_loader.batch_size or 1
         alike: dict[str, Any] = {"optimizer": optimizer, "dataset": data_loader.dataset, "ledger": self._ledger}
         alike |= {"accountant": self._accountant, "collate_fn": data_loader.collate_fn}
-        run = self._run = privatize(
-            clip,
-            **alike,
-            expected_batch_size=batch_size,
-            public_size=public_size,
-            noise_multiplier=noise_multiplier,
-            **(budget or {"steps": _MOST_STEPS}),
-        )
+        if self._saved is None:
+            run = privatize(
+                clip,
+                **alike,
+                expected_batch_size=batch_size,
+                public_size=public_size,
+                noise_multiplier=noise_multiplier,
+                **(budget or {"steps": _MOST_STEPS}),
+            )
+        else:
+            run = PrivateRun.resume(self._saved, clip, **alike)
+        self._run, self._saved = run, None
         vars(optimizer).update(max_grad_norm=max_grad_norm, expected_batch_size=batch_size)
         self._loader, self._resume = PoissonLoader(run, boundary, data_loader), partial(PrivateRun.resume, **alike)
         model = PrivateModule(run.bound.model, boundary)
@@ -144,9 +149,14 @@ class PrivacyEngine:
         self._begun.save(path)
 
     def load_checkpoint(self, *, path: Path | str, module: Any = None, optimizer: Any = None) -> None:
-        """Go on with a saved run, right after :meth:`make_private` with the same arguments and ledger.
+        """Go on with a saved run, of the same arguments and ledger.
 
-        The errors are those of ``PrivateRun.resume``."""
+        Call it before :meth:`make_private_with_epsilon`, whose budget the saved run has spent, and before or right
+        after :meth:`make_private`. The errors are those of ``PrivateRun.resume``.
+        """
+        if self._run is None:
+            self._saved = path
+            return
         if taken := self._begun.steps_spent:
             raise PrivacyError(f"load a checkpoint right after make_private: this run has taken {taken} steps")
         self._begun.close()

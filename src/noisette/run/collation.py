@@ -179,8 +179,8 @@ class PaddedBuckets:
         records: has ``len`` and indexing. A record is a sequence, or a tuple or dictionary of fields, some of them
             sequences: tensors, arrays or lists with their positions on the first axis. ``PaddedBuckets`` whose other
             fields have lengths of their own, as a translation has, are records too.
-        edges: the lengths of the buckets, ascending. A sequence is padded at its end to the smallest edge that holds
-            it; one longer than the last edge is cut to it. Choose them without looking at private lengths.
+        edges: the length of each bucket, ascending, or one. A sequence is padded at its end to the smallest edge that
+            holds it; one longer than the last edge is cut to it. Choose them without looking at private lengths.
         pad: the value that fills up a record that is one sequence, or the first field of a tuple.
             ``{"input_ids": 0, "attention_mask": 0}`` names the fields that are padded, ``{0: 0, 1: -100}`` does so by
             their places in a tuple. All of them have the length of their record; other fields stay as they are.
@@ -198,10 +198,10 @@ class PaddedBuckets:
     ([5, 6], [7, 8, 9, 0])
     """
 
-    def __init__(self, records: Any, edges: Sequence[int], *, pad: float | Mapping[int | str, float] = 0) -> None:
+    def __init__(self, records: Any, edges: Sequence[int] | int, *, pad: float | Mapping[int | str, float] = 0) -> None:
         if not (hasattr(records, "__len__") and hasattr(records, "__getitem__")):
             raise TypeError(f"a {type(records).__name__} has no length and index, so its records cannot be padded")
-        self.edges = tuple(edges)
+        self.edges = (edges,) if isinstance(edges, int) else tuple(edges)
         are_whole = self.edges and all(type(edge) is int for edge in self.edges) and self.edges[0] >= 1
         if not are_whole or list(self.edges) != sorted(set(self.edges)):
             raise ValueError(f"expected ascending whole numbers of at least one as edges, each once, got {self.edges}")
