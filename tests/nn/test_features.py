@@ -79,7 +79,7 @@ def test_a_model_whose_trained_part_is_not_linear_is_refused() -> None:
     assert isinstance(model, models.FixedFeatures)
     whitening = Whitening(torch.zeros(729), torch.zeros(8, 729))
     assert models.whitened(model, whitening)(torch.zeros(2, 1, 12, 12)).shape == (2, 4)
-    with pytest.raises(ValueError, match=r"a linear layer.*not Sequential"):
+    with pytest.raises(ValueError, match=r"one linear layer.*trains a Sequential"):
         models.whitened(models.FixedFeatures(model.features, torch.nn.Sequential(model.head)), whitening)
 
 
