@@ -142,6 +142,7 @@ class PrivacyEngine:
         return self._run
 
     def get_epsilon(self, delta: float) -> float:
+        """Epsilon of all runs of this engine; while a run goes on, with the steps that a ledger file has reserved."""
         return self._begun.epsilon(delta=delta)
 
     def save_checkpoint(self, *, path: Path | str, module: Any = None, optimizer: Any = None) -> None:

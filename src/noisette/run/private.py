@@ -281,6 +281,8 @@ class PrivateRun(Displayed, DpSgd):
     def epsilon(self, *, delta: float) -> float:
         """Epsilon spent at this delta by everything in the ledger, for adding or removing one record or user.
 
+        While a run goes on, steps that its ledger file has reserved ahead count as well: 64 or fewer.
+
         Guarantee: an upper bound, up to 900; with other declarations in the ledger also where they were chosen by each
         other's results.
         """
