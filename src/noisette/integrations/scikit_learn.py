@@ -286,7 +286,8 @@ class PrivateEstimator(BaseEstimator):
             )
             self.learning_rate_ = by_noise if self.learning_rate is None else plain(self.learning_rate)
             optimizer.param_groups[0]["lr"] = self.learning_rate_
-            least = 1.0 if self._curvature is None else defaults.SQUARES_SIGNAL
+            is_linear = self._curvature is not None and not self.hidden_layer_sizes  # the signal was measured on those
+            least = defaults.SQUARES_SIGNAL if is_linear else 1.0
             _warn_of_noise(run, self.batch_size_, weights, least)
             self.model_ = nn.Sequential(fixed, _train(run, model, fixed, loss))
             self.epsilon_ = run.epsilon(delta=self.delta_)
