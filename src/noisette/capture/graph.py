@@ -29,32 +29,21 @@ _RESHAPES = {torch.ops.aten.squeeze.dim, torch.ops.aten.squeeze.dims, torch.ops.
 for _name in ("alias", "detach", "expand", "permute", "t", "unsqueeze", "view"):
     _RESHAPES.add(getattr(torch.ops.aten, _name).default)
 # Functions of torch for operations of ``torch.ops``, through which a small one takes half as long again.
-_DIRECT: dict[Any, Callable[..., Any]] = {torch.ops.aten.linalg_vector_norm.default: torch.linalg.vector_norm}
-_DIRECT[torch.ops.aten.view.default] = torch.reshape  # compiled, an operation may lay out its result otherwise
-for _name in (
-    *(
-        "add.Tensor",
-        "addmm.default",
-        "bmm.default",
-        "cat.default",
-        "div.Tensor",
-        "exp.default",
-        "mm.default",
-        "mul.Tensor",
-    ),
-    *(
-        "neg.default",
-        "permute.default",
-        "pow.Tensor_Scalar",
-        "relu.default",
-        "select.int",
-        "stack.default",
-        "sub.Tensor",
-    ),
-    *("sum.dim_IntList", "t.default", "tanh.default", "transpose.int", "unbind.int", "unsqueeze.default", "where.self"),
-):
-    _of, _, _overload = _name.partition(".")
-    _DIRECT[getattr(getattr(torch.ops.aten, _of), _overload)] = getattr(torch, _of)
+_DIRECT: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten.linalg_vector_norm.default: torch.linalg.vector_norm,
+    torch.ops.aten.view.default: torch.reshape,  # compiled, an operation may lay out its result otherwise
+}
+_NAMES = {
+    "default": "addmm bmm cat exp mm neg permute relu stack t tanh unsqueeze",
+    "Tensor": "add div mul sub",
+    "int": "select transpose unbind",
+    "Tensor_Scalar": "pow",
+    "dim_IntList": "sum",
+    "self": "where",
+}
+for _overload, _names in _NAMES.items():
+    for _name in _names.split():
+        _DIRECT[getattr(getattr(torch.ops.aten, _name), _overload)] = getattr(torch, _name)
 _LONGEST = 200  # characters of a reason
 # Random numbers are drawn by the same generator, in the same order, as without compiling. Inductor's choice of layouts
 # would copy every factor of a convolution to channels-last and back.
