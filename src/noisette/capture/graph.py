@@ -33,7 +33,7 @@ _DIRECT: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.linalg_vector_norm.default: torch.linalg.vector_norm,
     torch.ops.aten.view.default: torch.reshape,  # compiled, an operation may lay out its result otherwise
 }
-_NAMES = {
+_BY_OVERLOAD = {
     "default": "addmm bmm cat exp mm neg permute relu stack t tanh unsqueeze",
     "Tensor": "add div mul sub",
     "int": "select transpose unbind",
@@ -41,7 +41,7 @@ _NAMES = {
     "dim_IntList": "sum",
     "self": "where",
 }
-for _overload, _names in _NAMES.items():
+for _overload, _names in _BY_OVERLOAD.items():
     for _name in _names.split():
         _DIRECT[getattr(getattr(torch.ops.aten, _name), _overload)] = getattr(torch, _name)
 _LONGEST = 200  # characters of a reason

@@ -59,7 +59,7 @@ def load(name: str, *, data_dir: Path | None = None, declaration: Declaration | 
     elif path.is_file():
         raise DataError(f"{name} is a file of another kind; give a built-in set ({', '.join(names())}) {own}")
     else:
-        known = f"{meant(name, names())} Give one of {', '.join(names())}; {own}".strip()
+        known = f"{meant(name, names())} give one of {', '.join(names())}; {own}".strip()
         raise DataError(f"there is no data set and no file {name!r}: {known}")
     splits = {"train": data.train, "test": data.test}
     refuse(data.name, [f"{name} holds no records" for name, split in splits.items() if split and not len(split.inputs)])
