@@ -157,6 +157,7 @@ def test_a_graph_that_was_asked_for_is_taken_at_each_size_from_its_second_call_o
         captured.add_time(rows, 0.001, None)
     assert captured.rows_for(112, 0.0) == 128  # nothing more is compiled
     assert (captured.rows_for(64, 0.0), captured.rows_for(160, 0.0)) == (64, 160)
+    assert captured.rows_for(112, 1e6) == 112  # a graph of its own is repaid: a quarter of an hour is to come
 
 
 def test_a_graph_is_compiled_once_it_is_repaid(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,14 +212,17 @@ def test_what_is_asked_for_is_done_at_once_and_otherwise_in_long_runs_alone() ->
     assert schedule_of("eager") is None
     for compiles in (False, True):
         schedule = Schedule(at_once=True, compiles=compiles)
-        assert schedule.traces(1000, 0.0, 0.0)
+        assert schedule.traces(1000, 0.0, 0.0, 0)
+        assert not schedule.traces(4, 0.1, 50, 150)  # calls that a graph of more rows serves
+        assert schedule.traces(4, 0.1, 5000, 150)
+        assert schedule.traces(4, 0.1, 200, 150) != compiles  # 20 seconds are to come
         assert schedule.compiles_graph(1000, 0.0, 0.0) == compiles
     with pytest.raises(ValueError, match="choose one of 'auto', 'eager', 'graph', 'compiled'"):
         schedule_of("fast")
     schedule = Schedule(at_once=False, compiles=True)
     for seconds, left, is_due in ((1.9, 1000, False), (2.1, 1000, True), (2.1, 3, False), (10, 0.5, False)):
-        assert schedule.traces(4, seconds, left) == is_due
-    assert not schedule.traces(2000, 2.1, 100)  # a trace of two thousand weights takes half a minute
+        assert schedule.traces(4, seconds, left, 0) == is_due
+    assert not schedule.traces(2000, 2.1, 100, 0)  # a trace of two thousand weights takes half a minute
     for operations, left, is_due in ((150, 4.0, False), (150, 6.0, True), (2000, 6.0, False), (2000, 50.0, True)):
         assert schedule.compiles_graph(operations, 10.0, left) == is_due
     assert not AUTO.compiles_graph(1, 1e9, 1.0)

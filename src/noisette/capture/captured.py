@@ -51,10 +51,17 @@ class Schedule:
     at_once: bool
     compiles: bool
 
-    def traces(self, weights: int, seconds: float, left: float) -> bool:
-        """Whether to trace, after calls of so many seconds in all that will come ``left`` times again."""
+    def traces(self, weights: int, seconds: float, left: float, served_by: int) -> bool:
+        """Whether to trace, after calls of so many seconds in all that will come ``left`` times again.
+
+        ``served_by``: operations of a graph of more rows, which these calls have already; 0 if there is none.
+        """
+        if self.at_once and (not served_by or torch.are_deterministic_algorithms_enabled()):
+            return not served_by  # nothing is chosen by time then
         takes = 1 + _TO_TRACE_WEIGHT * weights
-        return self.at_once or (seconds >= _BEFORE_TRACE and seconds * left >= _REPAYS_TRACE * takes)
+        if self.at_once and self.compiles:
+            takes += _TO_COMPILE + _TO_COMPILE_OPERATION * served_by
+        return (self.at_once or seconds >= _BEFORE_TRACE) and seconds * left >= _REPAYS_TRACE * takes
 
     def compiles_graph(self, operations: int, seconds: float, left: float) -> bool:
         takes = _TO_COMPILE + _TO_COMPILE_OPERATION * operations
@@ -290,11 +297,11 @@ class Captured:
         if self.problem is not None or not own.eager:
             return None  # the first call of each size finds mistakes and chooses plans
         able = {n: size for n, size in self._sizes.items() if size.graphs and rows <= n < rows * _MOST_PADDING}
-        if self._schedule.at_once:
-            return min(able, default=rows)
         spent = own.spent if able else sum(size.spent for size in self._sizes.values())
-        if not own.graphs and self._schedule.traces(self._weights, spent, left):
+        if not own.graphs and self._schedule.traces(self._weights, spent, left, self.operations if able else 0):
             return rows
+        if self._schedule.at_once:
+            return min(able)
         n = min(able, key=lambda n: able[n].quickest.median, default=None)
         return n if n is not None and able[n].quickest.median < statistics.median(own.eager) else None
 
