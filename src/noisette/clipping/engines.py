@@ -17,7 +17,7 @@ from noisette.core import trace, vmap
 from noisette.core.backward import gradients_apart, per_example_gradients, search
 from noisette.core.clip import BookKeeping as BookKeeping
 from noisette.core.clip import ClippedSum, Clipping, Engine, Factors, clip_and_sum, group_norms, may_wait, together
-from noisette.core.forms import Dense, ExampleGradients, Operation, with_norms
+from noisette.core.forms import Dense, ExampleGradients, Operation
 from noisette.core.loss import CALL, CallAgainError, Loss, Microbatch
 from noisette.core.trace import ForwardPass, LossCall, Recording, TrainedModel, recorded, tensors_among
 from noisette.core.trees import Args, Keywords, leaves, map_leaves, tensors, with_leaves
@@ -50,8 +50,7 @@ def clipped_sum_one_by_one(call: LossCall, parameters: Mapping[str, Tensor], cli
 def _clipped_in_parts(parts: Iterable[tuple[Tensor, Mapping[str, Tensor]]], clipping: Clipping) -> ClippedSum:
     """The clipped sum of a batch, given losses (n,) and gradients (n, *parameter.shape) of n examples at a time."""
     return together(
-        clip_and_sum(with_norms({name: Dense(g) for name, g in gradients.items()}), losses, clipping)
-        for losses, gradients in parts
+        clip_and_sum({name: Dense(g) for name, g in gradients.items()}, losses, clipping) for losses, gradients in parts
     )
 
 
