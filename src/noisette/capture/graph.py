@@ -28,18 +28,16 @@ _LOG = logging.getLogger("noisette.capture")
 _RESHAPES = {torch.ops.aten.squeeze.dim, torch.ops.aten.squeeze.dims, torch.ops.aten.transpose.int}
 for _name in ("alias", "detach", "expand", "permute", "t", "unsqueeze", "view"):
     _RESHAPES.add(getattr(torch.ops.aten, _name).default)
-# Functions of torch for operations of ``torch.ops``, through which a small one takes half as long again.
 _NORM = torch.ops.aten.linalg_vector_norm.default
+# Functions of torch for operations of ``torch.ops``, through which a small one takes half as long again.
 _DIRECT: dict[Any, Callable[..., Any]] = {
     _NORM: torch.linalg.vector_norm,
     torch.ops.aten.view.default: torch.reshape,  # compiled, an operation may lay out its result otherwise
 }
-_QUICKER = (
-    "add addmm bmm cat div exp mm mul neg permute pow relu select stack sub sum t tanh transpose unbind unsqueeze"
-)
-for _name in (*_QUICKER.split(), "where"):
-    for _overload in getattr(torch.ops.aten, _name).overloads():
-        _DIRECT[getattr(getattr(torch.ops.aten, _name), _overload)] = getattr(torch, _name)
+_ALIKE = "add addmm bmm cat div exp mm mul neg permute pow relu select stack sub sum t tanh transpose unbind where"
+for _name in (*_ALIKE.split(), "unsqueeze"):  # with every overload
+    _operation = getattr(torch.ops.aten, _name)
+    _DIRECT |= {getattr(_operation, overload): getattr(torch, _name) for overload in _operation.overloads()}
 _LONGEST = 200  # characters of a reason
 # Random numbers are drawn by the same generator, in the same order, as without compiling. Inductor's choice of layouts
 # would copy every factor of a convolution to channels-last and back.

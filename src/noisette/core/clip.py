@@ -10,15 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from noisette.core import forms
 from noisette.core.backward import per_example_gradients
-from noisette.core.forms import (
-    AT_LEAST_SINGLE,
-    ExampleGradients,
-    Sums,
-    all_compact,
-    squared_norms,
-    weighted_sum_in_blocks,
-)
+from noisette.core.forms import AT_LEAST_SINGLE, ExampleGradients, Sums, compacted, weighted_sum_in_blocks
 from noisette.core.release import BoundedSum
 from noisette.core.trace import ForwardPass
 from noisette.errors import PrivacyError
@@ -170,11 +164,10 @@ def factors_within(bounds: Tensor, groups: Sequence[Group], norms: Tensor) -> Te
 def clip_and_sum(gradients: dict[str, ExampleGradients], losses: Tensor, clipping: Clipping) -> ClippedSum:
     """The clipped sum of per-example gradients by parameter, which are used up."""
     with torch.no_grad():
-        norms = group_norms(squared_norms(gradients), clipping.groups, losses)
+        norms = group_norms(forms.squared_norms(gradients), clipping.groups, losses)
         factors = Factors.of(clipping, norms)
-        sums = {
-            name: factors.sum_of(name, gradients.pop(name)) for name in list(gradients)
-        }  # each freed before the next
+        # Each is freed before the next.
+        sums = {name: factors.sum_of(name, gradients.pop(name)) for name in list(gradients)}
     return ClippedSum(sums, norms)
 
 
@@ -228,7 +221,7 @@ class BookKeeping:
     """
 
     def clipped_sum(self, forward: ForwardPass, parameters: Mapping[str, Tensor], clipping: Clipping) -> ClippedSum:
-        return clip_and_sum(per_example_gradients(forward, parameters, all_compact), forward.losses, clipping)
+        return clip_and_sum(per_example_gradients(forward, parameters, compacted), forward.losses, clipping)
 
 
 class Accumulator:

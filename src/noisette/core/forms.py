@@ -176,7 +176,7 @@ def compact(form: ExampleGradients) -> ExampleGradients:
     return form
 
 
-def all_compact(forms: Mapping[str, ExampleGradients]) -> dict[str, ExampleGradients]:
+def compacted(forms: Mapping[str, ExampleGradients]) -> dict[str, ExampleGradients]:
     """The gradients of several parameters by :func:`compact`."""
     return {name: compact(form) for name, form in forms.items()}
 
