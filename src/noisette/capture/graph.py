@@ -81,7 +81,7 @@ class Graph:
                 warnings.simplefilter("ignore")  # of torch's own code
                 given = self._arguments(inputs, buffers)
                 module = standalone_compile(self.module, given, dynamic_shapes="from_example_inputs", options=_COMPILER)
-                module._artifacts = None  # its bytes, which nobody saves
+                module._artifacts = None  # bytes to be saved, which nobody does
                 found = replace(self, module=module)
                 found(inputs, buffers)
         except torch.OutOfMemoryError:
