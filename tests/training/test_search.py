@@ -12,7 +12,7 @@ from dp_accounting.rdp import RdpAccountant
 from torch import nn
 
 from noisette.accounting import Gaussian, Ledger, PoissonGaussian
-from noisette.accounting.repeated_runs import NumberOfRuns
+from noisette.accounting.repeated_runs import NumberOfRuns, shapes_for
 from noisette.data import DataSet, Split
 from noisette.errors import PrivacyError
 from noisette.training import search as search_module
@@ -206,8 +206,8 @@ def test_a_budget_that_no_noise_keeps_is_refused_with_the_way_out():
 
 
 def test_a_number_of_runs_that_may_be_none_is_not_chosen_by_itself():
-    assert max(search_module._shapes(6.5)) < math.inf
-    assert max(search_module._shapes(7.0)) == math.inf
+    assert max(shapes_for(6.5)) < math.inf
+    assert max(shapes_for(7.0)) == math.inf
 
 
 def test_what_may_enter_a_graph_is_not_compiled():

@@ -128,6 +128,11 @@ def gamma_of(mean: float, shape: float) -> Decimal:
 SHAPES = (0.0, 0.5, 1.0, 3.0, math.inf)
 
 
+def shapes_for(mean: float) -> list[float]:
+    """The shapes to choose from: the Poisson distribution is one of them if it hardly ever draws no run."""
+    return [shape for shape in SHAPES if shape < math.inf or math.exp(-mean) < 1e-3]
+
+
 @dataclass(frozen=True)
 class SearchPlan:
     """A search that keeps a budget: what is charged before its first run, and its epsilon with all prior events."""
@@ -157,7 +162,7 @@ def least_noise_search(
 
     Args:
         epsilon, delta, sampling_rate, steps: the budget, and each run, as for ``noise_multiplier_for``.
-        mean, shape: as in :class:`RepeatAndSelect`; the best of ``SHAPES`` unless one is given.
+        mean, shape: as in :class:`RepeatAndSelect`; the best of :func:`shapes_for` unless one is given.
         accountant: computes the privacy cost; :class:`RdpAccountant` unless given.
         prior_events: other releases about the same records, which count towards the same budget.
         in_each_run: what each run releases beside its steps, such as a noisy score, with noise that is given.
@@ -183,7 +188,7 @@ def least_noise_search(
     refusals: list[str] = []
     accountant = accountant or RdpAccountant()
     budget = Budget(epsilon, delta, accountant, NO_EVENTS)
-    for chosen in SHAPES if shape is None else (shape,):
+    for chosen in shapes_for(mean) if shape is None else (shape,):
 
         def events(noise: float, shape: float = chosen) -> Events:
             return {**prior_events, search(noise, shape): 1}

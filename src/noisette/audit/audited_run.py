@@ -21,8 +21,8 @@ from noisette.audit.certificate import Audit, CostAudit, audit_cost, certified_e
 from noisette.clipping.registry import CLIPPING_RULES
 from noisette.clipping.rules import FlatClipping
 from noisette.core.release import GradientBound
-from noisette.data import DataSet, Split
-from noisette.data.dataset import Target, random_records
+from noisette.data import DataSet
+from noisette.data.dataset import random_records
 from noisette.lipschitz.bound import LipschitzBound
 from noisette.nn.lipschitz import TauCrossEntropy
 from noisette.ranks import Alone
@@ -176,11 +176,6 @@ class AuditedRun:
                 raise ValueError(f"{RUN_FILE} states {times} releases of {each!r}, but {contained}")
         recipe, known = run.told_recipe, model is not None or run.is_built_in
         recipe = run.recipe_with(model, folder) if known else recipe
-        bounds = recipe.data.target
-        inputs = np.zeros((0, *run.input_shape), np.int64 if run.words else np.float32)
-        train = Split(inputs, np.zeros(0, np.float32 if bounds else np.int64))
-        target = Target(*bounds) if bounds else None
-        shapes = DataSet(run.data, train, None, run.classes, run.declared_size, "", run.words, target)
         unknown = "" if known else f"its model {recipe.model.backbone or recipe.model.name!r}, which --model gives"
         if known and run.public_weights:  # of which a run folder has the name and the digest alone
             found = ""
@@ -188,7 +183,7 @@ class AuditedRun:
                 found = sha256_of_first_weights(recipe.model)
             if found != run.public_weights:
                 unknown = "its public weights, and their file is not in the working folder"
-        return cls(recipe, event, run.steps, released, run.epsilon, shapes, unknown)
+        return cls(recipe, event, run.steps, released, run.epsilon, run.records(0), unknown)
 
     @property
     def other_batches(self) -> str:

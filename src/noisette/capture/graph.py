@@ -28,22 +28,16 @@ _LOG = logging.getLogger("noisette.capture")
 _RESHAPES = {torch.ops.aten.squeeze.dim, torch.ops.aten.squeeze.dims, torch.ops.aten.transpose.int}
 for _name in ("alias", "detach", "expand", "permute", "t", "unsqueeze", "view"):
     _RESHAPES.add(getattr(torch.ops.aten, _name).default)
+_NORM = torch.ops.aten.linalg_vector_norm.default
 # Functions of torch for operations of ``torch.ops``, through which a small one takes half as long again.
 _DIRECT: dict[Any, Callable[..., Any]] = {
-    torch.ops.aten.linalg_vector_norm.default: torch.linalg.vector_norm,
+    _NORM: torch.linalg.vector_norm,
     torch.ops.aten.view.default: torch.reshape,  # compiled, an operation may lay out its result otherwise
 }
-_BY_OVERLOAD = {
-    "default": "addmm bmm cat exp mm neg permute relu stack t tanh unsqueeze",
-    "Tensor": "add div mul sub",
-    "int": "select transpose unbind",
-    "Tensor_Scalar": "pow",
-    "dim_IntList": "sum",
-    "self": "where",
-}
-for _overload, _names in _BY_OVERLOAD.items():
-    for _name in _names.split():
-        _DIRECT[getattr(getattr(torch.ops.aten, _name), _overload)] = getattr(torch, _name)
+_ALIKE = "add addmm bmm cat div exp mm mul neg permute pow relu select stack sub sum t tanh transpose unbind where"
+for _name in (*_ALIKE.split(), "unsqueeze"):  # with every overload
+    _operation = getattr(torch.ops.aten, _name)
+    _DIRECT |= {getattr(_operation, overload): getattr(torch, _name) for overload in _operation.overloads()}
 _LONGEST = 200  # characters of a reason
 # Random numbers are drawn by the same generator, in the same order, as without compiling. Inductor's choice of layouts
 # would copy every factor of a convolution to channels-last and back.
@@ -87,6 +81,7 @@ class Graph:
                 warnings.simplefilter("ignore")  # of torch's own code
                 given = self._arguments(inputs, buffers)
                 module = standalone_compile(self.module, given, dynamic_shapes="from_example_inputs", options=_COMPILER)
+                module._artifacts = None  # bytes to be saved, which nobody does
                 found = replace(self, module=module)
                 found(inputs, buffers)
         except torch.OutOfMemoryError:
@@ -122,8 +117,7 @@ def trace(function: Function, inputs: Sequence[Tensor], buffers: Mapping[str, Te
         raise CaptureError(reason_of(error)) from error
     _check_shapes(module)
     constants = _lift_constants(module)
-    _merge_views(module.graph)
-    _merge_norms(module.graph)
+    _merge_equal(module.graph)
     module.graph.eliminate_dead_code()
     for node in module.graph.nodes:
         node.target = _DIRECT.get(node.target, node.target)
@@ -199,33 +193,27 @@ def _lift_constants(module: GraphModule) -> tuple[Tensor, ...]:
     return tuple(lifted)
 
 
-def _merge_views(graph: torch.fx.Graph) -> None:
-    """Take one node for all views of a tensor with the same shape and strides: a third of operations are such views.
+def _merge_equal(graph: torch.fx.Graph) -> None:
+    """Take one node for all views of a tensor with the same shape and strides, and one for all equal norms.
 
-    Many only leave autograd or ``vmap``: of ``y = x.unsqueeze(1)`` and ``z = y.squeeze(1)``, z is x.
+    A third of operations are such views. Many only leave autograd or ``vmap``: of ``y = x.unsqueeze(1)`` and
+    ``z = y.squeeze(1)``, z is x. A weight and its bias both take norms of the gradient at one output.
     """
-    viewed: dict[Node, Node] = {}  # the tensor that a node is a view of, or the node itself
+    viewed: dict[Node, Node] = {}  # the tensor that a node is a view of, or the first with its values, or itself
     first: dict[tuple[Node, torch.Size, tuple[int, ...]], Node] = {}
+    norms: dict[Any, Node] = {}
+    writes = 0
     for node in graph.nodes:
-        viewed[node] = viewed[node.args[0]] if node.target in _RESHAPES else node
+        writes += isinstance(node.target, OpOverload) and node.target._schema.is_mutable
+        viewed[node] = node
+        if node.target in _RESHAPES:
+            viewed[node] = viewed[node.args[0]]
+        elif node.target is _NORM and all(user.target is torch.ops.aten.stack.default for user in node.users):
+            viewed[node] = norms.setdefault((writes, node.args, node.kwargs), node)  # nobody writes into these
         tensor = node.meta.get("val")
         is_reshaped = any(torch.Tag.inplace_view in getattr(user.target, "tags", ()) for user in node.users)
         if isinstance(tensor, Tensor) and not is_reshaped:
             other = first.setdefault((viewed[node], tensor.shape, tensor.stride()), node)
-            if other is not node:
-                node.replace_all_uses_with(other)
-                graph.erase_node(node)
-
-
-def _merge_norms(graph: torch.fx.Graph) -> None:
-    """Take one node for norms of the same tensor, as for a weight and its bias, with no write between them."""
-    first: dict[Any, Node] = {}
-    writes = 0
-    for node in graph.nodes:
-        writes += isinstance(node.target, OpOverload) and node.target._schema.is_mutable
-        is_norm = node.target is torch.ops.aten.linalg_vector_norm.default
-        if is_norm and all(user.target is torch.ops.aten.stack.default for user in node.users):
-            other = first.setdefault((writes, node.args, node.kwargs), node)
             if other is not node:
                 node.replace_all_uses_with(other)
                 graph.erase_node(node)

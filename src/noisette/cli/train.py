@@ -244,7 +244,7 @@ def settled(context: typer.Context, mistakes: checks.Mistakes, out: Path | None,
     """
     given = {name: value for name, value in context.params.items() if value is not None and value is not False}
     settings, unknown = _settings_of(given, mistakes)
-    data, privacy, training, key = settings.data, settings.privacy, settings.training, secrets.token_hex(32)
+    data, key = settings.data, secrets.token_hex(32)
     # A contradiction of a setting that is unknown may be none.
     mistakes.add(*(problem for names, problem in settings.contradictions() if unknown.isdisjoint(names)))
     if plain:
@@ -252,28 +252,35 @@ def settled(context: typer.Context, mistakes: checks.Mistakes, out: Path | None,
     place = out or Path("runs", Path(data.name).resolve().name.partition(".")[0] + ending)
     mistakes.check(partial(RunFolder, place))
     loaded, private = None, not given.get("without_privacy")
-
-    def check_facts(size: int | None, classes: int | None) -> None:
-        if classes:
-            mistakes.check(partial(settings.class_weights, classes))
-        if size and unknown.isdisjoint(("batch_size", "epochs")):
-            mistakes.check(partial(schedule, training.batch_size, None, None, size, training.epochs))
-        if size and private and unknown.isdisjoint(("public_users", "delta")):
-            share = 1 / (data.trained_users or size)
-            mistakes.check(partial(check_delta, privacy.delta, share, privacy.allow_large_delta))
-
     if "RANK" not in os.environ:
         mistakes.check(partial(recipes.check_data, settings, unknown))
         mistakes.check(partial(models.check, settings.model.name))
         named = len(data.classes) if isinstance(data.classes, tuple) else data.classes
-        check_facts(data.trained(data.size) if data.size and data.size > 0 else None, named)
+        size = data.trained(data.size) if data.size and data.size > 0 else None
+        mistakes.check(partial(_check_numbers, settings, unknown, size, named, private=private))
         mistakes.refuse()
         loaded = _loaded(settings, given.get("data_dir"), key)
-        check_facts(loaded[0].declared_size, loaded[0].classes)  # those of a built-in set
+        of_set, classes = loaded[0].declared_size, loaded[0].classes  # also of a built-in one
+        _check_numbers(settings, unknown, of_set, classes, private=private)
     mistakes.refuse()
     has_rate = not given.keys().isdisjoint(("lr", "optimizer"))
     run = Run(Recipe(**vars(settings)), place, given.get("data_dir"), key, has_rate, True, loaded, given.get("sign"))
     return run if private else run.without_privacy()
+
+
+def _check_numbers(
+    settings: Settings, unknown: set[str], size: int | None, classes: int | None, *, private: bool
+) -> None:
+    """Check what is set against the size of the data and the number of classes, where these are known."""
+    privacy, training, found = settings.privacy, settings.training, checks.Mistakes()
+    if classes:
+        found.check(partial(settings.class_weights, classes))
+    if size and unknown.isdisjoint(("batch_size", "epochs")):
+        found.check(partial(schedule, training.batch_size, None, None, size, training.epochs))
+    if size and private and unknown.isdisjoint(("public_users", "delta")):
+        share = 1 / (settings.data.trained_users or size)
+        found.check(partial(check_delta, privacy.delta, share, privacy.allow_large_delta))
+    found.refuse()
 
 
 def _settings_of(given: dict[str, Any], mistakes: checks.Mistakes) -> tuple[Settings, set[str]]:

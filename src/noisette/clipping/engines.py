@@ -17,7 +17,7 @@ from noisette.core import trace, vmap
 from noisette.core.backward import gradients_apart, per_example_gradients, search
 from noisette.core.clip import BookKeeping as BookKeeping
 from noisette.core.clip import ClippedSum, Clipping, Engine, Factors, clip_and_sum, group_norms, may_wait, together
-from noisette.core.forms import Dense, ExampleGradients, Operation, with_norms
+from noisette.core.forms import Dense, ExampleGradients, Operation
 from noisette.core.loss import CALL, CallAgainError, Loss, Microbatch
 from noisette.core.trace import ForwardPass, LossCall, Recording, TrainedModel, recorded, tensors_among
 from noisette.core.trees import Args, Keywords, leaves, map_leaves, tensors, with_leaves
@@ -50,8 +50,7 @@ def clipped_sum_one_by_one(call: LossCall, parameters: Mapping[str, Tensor], cli
 def _clipped_in_parts(parts: Iterable[tuple[Tensor, Mapping[str, Tensor]]], clipping: Clipping) -> ClippedSum:
     """The clipped sum of a batch, given losses (n,) and gradients (n, *parameter.shape) of n examples at a time."""
     return together(
-        clip_and_sum(with_norms({name: Dense(g) for name, g in gradients.items()}), losses, clipping)
-        for losses, gradients in parts
+        clip_and_sum({name: Dense(g) for name, g in gradients.items()}, losses, clipping) for losses, gradients in parts
     )
 
 
@@ -383,10 +382,7 @@ class ReweightGP:
         if is_repeated and forward.repeat is None:
             return BookKeeping().clipped_sum(forward, parameters, clipping)
         squared = per_example_gradients(
-            forward,
-            parameters,
-            lambda forms: {name: form.squared_norms() for name, form in forms.items()},
-            retain_graph=not is_repeated,
+            forward, parameters, lambda _, form: form.squared_norms(), retain_graph=not is_repeated
         )
         norms = group_norms(squared, clipping.groups, forward.losses)
         with torch.no_grad():
@@ -399,9 +395,7 @@ class ReweightGP:
             return factors.sum_of(name, form, None if clipping.are_finite else _shortening(squared[name], now)), now
 
         second = forward if not is_repeated or forward.repeat is None else forward.repeat()
-        found = per_example_gradients(
-            second, parameters, lambda forms: {name: sum_and_norms(name, form) for name, form in forms.items()}
-        )
+        found = per_example_gradients(second, parameters, sum_and_norms)
         if not clipping.are_finite:  # a graph of fixed operations repeats itself
             again = {name: now for name, (_, now) in found.items()}
             _check_finite(norms, group_norms(again, clipping.groups, forward.losses))

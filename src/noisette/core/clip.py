@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from noisette.core.backward import per_example_gradients
-from noisette.core.forms import AT_LEAST_SINGLE, ExampleGradients, Sums, all_norms, weighted_sum_in_blocks, with_norms
+from noisette.core.forms import AT_LEAST_SINGLE, ExampleGradients, Sums, compact, squared_norms, weighted_sum_in_blocks
 from noisette.core.release import BoundedSum
 from noisette.core.trace import ForwardPass
 from noisette.errors import PrivacyError
@@ -160,15 +160,13 @@ def factors_within(bounds: Tensor, groups: Sequence[Group], norms: Tensor) -> Te
     return factors.masked_fill_(~(precise < math.inf), math.nan).to(norms.dtype)
 
 
-def clip_and_sum(
-    found: dict[str, tuple[ExampleGradients, Tensor | None]], losses: Tensor, clipping: Clipping
-) -> ClippedSum:
-    """The clipped sum of per-example gradients, given by :func:`with_norms`; they are used up."""
+def clip_and_sum(gradients: dict[str, ExampleGradients], losses: Tensor, clipping: Clipping) -> ClippedSum:
+    """The clipped sum of per-example gradients by parameter, which are used up."""
     with torch.no_grad():
-        norms = group_norms(all_norms(found), clipping.groups, losses)
+        norms = group_norms(squared_norms(gradients), clipping.groups, losses)
         factors = Factors.of(clipping, norms)
         # Each is freed before the next.
-        sums = {name: factors.sum_of(name, found.pop(name)[0]) for name in list(found)}
+        sums = {name: factors.sum_of(name, gradients.pop(name)) for name in list(gradients)}
     return ClippedSum(sums, norms)
 
 
@@ -222,7 +220,8 @@ class BookKeeping:
     """
 
     def clipped_sum(self, forward: ForwardPass, parameters: Mapping[str, Tensor], clipping: Clipping) -> ClippedSum:
-        return clip_and_sum(per_example_gradients(forward, parameters, with_norms), forward.losses, clipping)
+        gradients = per_example_gradients(forward, parameters, lambda _, form: compact(form))
+        return clip_and_sum(gradients, forward.losses, clipping)
 
 
 class Accumulator:

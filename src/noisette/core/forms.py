@@ -176,19 +176,15 @@ def compact(form: ExampleGradients) -> ExampleGradients:
     return form
 
 
-def with_norms(forms: Mapping[str, ExampleGradients]) -> dict[str, tuple[ExampleGradients, Tensor | None]]:
-    """The gradients of parameters by :func:`compact` and, but for narrow ones, their squared norms, (b,)."""
-    kept = {name: compact(form) for name, form in forms.items()}
-    return {name: (form, None if _narrow_sides(form) else form.squared_norms()) for name, form in kept.items()}
-
-
-def all_norms(found: Mapping[str, tuple[ExampleGradients, Tensor | None]]) -> dict[str, Tensor]:
-    """All squared norms, (b,): those that :func:`with_norms` left, of many small layers, in few operations."""
-    squared = {name: given for name, (_, given) in found.items() if given is not None}
+def squared_norms(forms: Mapping[str, ExampleGradients]) -> dict[str, Tensor]:
+    """The squared norms of the gradients of several parameters, (b,); of many small layers in few operations."""
+    squared: dict[str, Tensor] = {}
     alike: dict[tuple[int, torch.dtype], dict[str, Sequence[Tensor]]] = {}
-    for name, (form, _) in found.items():
+    for name, form in forms.items():
         if sides := _narrow_sides(form):
             alike.setdefault((len(sides), sides[0].dtype), {})[name] = sides
+        else:
+            squared[name] = form.squared_norms()
     for (count, _), sides_of in alike.items():
         squares = [torch.stack([*map(_norms, sides)]).square() for sides in zip(*sides_of.values(), strict=True)]
         products = squares[0] if count == 1 else torch.mul(*[each + _lost(each.dtype) for each in squares])

@@ -289,21 +289,21 @@ class DpSgd:
                 "accumulate(loss, x, y), not accumulate(loss(model, x, y))"
             )
         microbatch = Microbatch(batch, keywords)
-        current = self._current_batch(microbatch.count)
+        whole = self._current_batch(microbatch.count)
         self._keep_seed_secret()
         try:
-            if current.is_blank:
+            if whole.is_blank:
                 self.bound.accumulate_nothing()
             else:
                 self.bound.add(loss, microbatch, tuple(public))
         except OtherRankRanOut:
-            current.current = None
+            whole.current = None
         except torch.OutOfMemoryError:
-            if not current.retry_smaller():
+            if not whole.retry_smaller():
                 raise
         else:
-            current.bounded += 0 if current.is_blank else microbatch.count
-            current.current = None
+            whole.bounded += 0 if whole.is_blank else microbatch.count
+            whole.current = None
 
     def _keep_seed_secret(self) -> None:
         """Seed torch secretly again where the data set or the loop has seeded it since the batch began."""

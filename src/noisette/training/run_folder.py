@@ -16,11 +16,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Self
 
+import numpy as np
 import pydantic
 
 from noisette.accounting import Ledger, atomic_files
 from noisette.accounting.ledger import LEDGER_FILE
+from noisette.data import DataSet, Split
 from noisette.data.columns import declared
+from noisette.data.dataset import Target
 from noisette.nn.models import names as model_names
 from noisette.nn.models.backbones import PACKAGES
 from noisette.training.recipe import Recipe
@@ -369,6 +372,14 @@ class FinishedRun:
         for name in (data.name, data.test, model.weights, recipe.public.data, model.name, model.backbone):
             if name and (Path(name).name != name or "\0" in name or len(name) > _LONGEST_NAME):
                 raise ValueError(f"expected the name of a file without its folder, got {name[:_LONGEST_NAME]!r}")
+
+    def records(self, number: int) -> DataSet:
+        """So many records of zeros in the place of those of the run: their shape and its public numbers are known."""
+        data = self.told_recipe.data
+        inputs = np.zeros((number, *self.input_shape), np.int64 if self.words else np.float32)
+        split = Split(inputs, np.zeros(number, np.float32 if data.target else np.int64))
+        target = None if data.target is None else Target(*data.target, data.unit)
+        return DataSet(self.data, split, None, self.classes, self.declared_size, "", self.words, target)
 
     @property
     def told_recipe(self) -> Recipe:

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor, nn
 
-from noisette.data import DataError, DataSet, Split, tables
+from noisette.data import DataError, DataSet, tables
 from noisette.data.columns import ImageForm
 from noisette.data.dataset import refuse
 from noisette.data.load import unlabelled
@@ -47,15 +47,11 @@ class SavedModel:
         if text is not None and not run.words:
             raise ValueError("the run was trained on no texts; leave out --text, the column of a text")
         recipe = run.recipe_with(model, folder).changed({} if text is None else {"data": {"text": text}}, "the run")
-        shape, declared = run.input_shape, declaration_of(recipe)
-        inputs = np.zeros((2, *shape), np.int64 if run.words else np.float32)
-        records = Split(inputs, np.zeros(2, np.float32 if declared.target else np.int64))
-        data = DataSet(run.data, records, None, run.classes, run.declared_size, "", run.words, declared.target)
         try:
-            built = _built(recipe, data, load((folder / WEIGHTS_FILE).read_bytes()))
+            built = _built(recipe, run.records(2), load((folder / WEIGHTS_FILE).read_bytes()))
         except (ArithmeticError, LookupError, MemoryError, OSError, RuntimeError, SafetensorError) as error:
             raise ValueError(f"{folder} does not contain the weights of the run's model: {error}") from error
-        return cls(recipe, built.eval(), run.features, shape)
+        return cls(recipe, built.eval(), run.features, run.input_shape)
 
     def read(self, path: Path) -> np.ndarray:
         """The inputs in a CSV with the columns of the run, with or without its label.

@@ -4,7 +4,6 @@ import math
 import secrets
 import warnings
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeAlias
 
@@ -17,7 +16,7 @@ from noisette.accounting.budget import check_delta
 from noisette.accounting.calibrate import SEE_PLAN, noise_multiplier_for, schedule
 from noisette.accounting.events import Sampled
 from noisette.accounting.events import facts_of as event_facts
-from noisette.accounting.repeated_runs import SHAPES, NumberOfRuns, SearchPlan, least_noise_search
+from noisette.accounting.repeated_runs import NumberOfRuns, SearchPlan, least_noise_search
 from noisette.core.noise import SecretKey
 from noisette.core.release import noised
 from noisette.data import DataSet, Split
@@ -303,35 +302,26 @@ def _plan(recipe: Recipe, data: DataSet, rehearsed: Rehearsed, mean: float, shap
     privacy, training = recipe.privacy, recipe.training
     rate, steps = schedule(training.batch_size, None, None, data.declared_size, training.epochs)
     check_delta(privacy.delta, 1 / data.declared_size, privacy.allow_large_delta)
-    plans: list[SearchPlan] = []
-    for chosen in _shapes(mean) if shape is None else [shape]:
-        with suppress(ValueError):  # no noise is enough
-            plan = least_noise_search(
-                epsilon=privacy.epsilon,
-                delta=privacy.delta,
-                sampling_rate=rate,
-                steps=steps,
-                mean=mean,
-                shape=chosen,
-                in_each_run=rehearsed.others,
-            )
-            plans.append(plan)
-    if not plans:
+    try:
+        plan = least_noise_search(
+            epsilon=privacy.epsilon,
+            delta=privacy.delta,
+            sampling_rate=rate,
+            steps=steps,
+            mean=mean,
+            shape=shape,
+            in_each_run=rehearsed.others,
+        )
+    except ValueError as error:  # no noise is enough
         what = f" and {', '.join(map(repr, rehearsed.others))}" if rehearsed.others else ""
         raise ValueError(
             f"whatever the noise, a search of {mean:g} runs on average, each of {steps} steps of rate {rate:.4g}{what} "
             f"costs more than epsilon={privacy.epsilon:g} at delta={privacy.delta:g}; choose a larger epsilon"
             f"{', more --score-noise' if rehearsed.others else ''} or fewer --runs, or a shorter run: {SEE_PLAN}"
-        )
-    plan = min(plans, key=lambda each: each.noise_multiplier)
+        ) from error
     step = rehearsed.step
     assert isinstance(step, PoissonGaussian), "batches are Poisson"
     assert step.sampling_rate == rate, "a run has the rate of its recipe"
     of_a_run = {replace(step, noise_multiplier=plan.noise_multiplier): steps, **rehearsed.others}
     sampled = tuple((event, times) for event, times in of_a_run.items() if isinstance(event, Sampled))
     return replace(plan, event=replace(plan.event, run=sampled))
-
-
-def _shapes(mean: float) -> list[float]:
-    """The shapes to choose from: the Poisson distribution is one of them if it hardly ever draws no run."""
-    return [shape for shape in SHAPES if shape < math.inf or math.exp(-mean) < 1e-3]
