@@ -1,6 +1,7 @@
 """How the batches of a run are drawn: declared schemes, what a step of each releases, and its sampler."""
 
 import math
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -253,7 +254,7 @@ def _first_records(ids: np.ndarray) -> np.ndarray:
     while len(left):
         # Each time the users who come first in a slot are found. The others, also those of forged ids, are few in any
         # slot, as the factors are random and odd: multiply-shift hashing, Dietzfelbinger et al. 1997.
-        factors = np.random.default_rng().integers(2**63, size=digits.shape[1], dtype=np.uint64) * 2 + 1
+        factors = np.frombuffer(os.urandom(8 * digits.shape[1]), dtype=np.uint64) | 1
         table.fill(len(ids))
         blocks = np.array_split(left, 1 + len(left) // 2**16)
         for block in blocks:
