@@ -159,6 +159,43 @@ def test_texts_that_are_padded_to_the_longest_in_whole_batches_and_in_pieces(edg
     torch.testing.assert_close(found.double(), sum(alone) / len(texts), rtol=1e-4, atol=1e-6)
 
 
+class MeanOfWords(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.out = nn.Embedding(30, 4), nn.Linear(4, 2)
+
+    def forward(self, ids: Tensor, told: Tensor) -> Tensor:  # lengths, or a mask
+        mask = told if told.dim() == 2 else torch.arange(ids.shape[1]) < told[:, None]
+        return self.out((self.words(ids) * mask.unsqueeze(2)).sum(1) / mask.sum(1, keepdim=True))
+
+
+def with_lengths_or_masks(batch: list[Any]) -> tuple[Tensor, ...]:
+    ids, told, labels = zip(*batch, strict=True)
+    masks = nn.utils.rnn.pad_sequence(list(told), batch_first=True) if told[0].dim() else torch.stack(told)
+    return nn.utils.rnn.pad_sequence(list(ids), batch_first=True), masks, torch.stack(labels)
+
+
+@pytest.mark.parametrize(("of", "pad"), [(lambda ids: torch.tensor(len(ids)), 0), (torch.ones_like, {0: 0, 1: 0})])
+@pytest.mark.usefixtures("little_noise")
+def test_lengths_of_padded_texts_are_refused_and_those_of_the_data_set_are_right(of: Any, pad: Any) -> None:
+    texts = [(torch.randint(1, 30, (length,)), torch.tensor(length % 2)) for length in (3, 9, 2, 5, 4, 7)]
+    given = [(ids, of(ids), label) for ids, label in texts]
+    model, loop = MeanOfWords(), lambda m, ids, told, y: F.cross_entropy(m(ids, told), y)
+    alone = sum(clipped_sum(model, loop, with_lengths_or_masks([each]), C).vector for each in given)
+    shown: Any = PaddedBuckets(texts, (4, 9))
+    computed: Any = lambda batch: with_lengths_or_masks([(ids, of(ids), label) for ids, label in batch])  # noqa: E731
+    with pytest.raises(ValueError, match="length of a record that PaddedBuckets has padded from 3 to 4: let the data"):
+        private(model, shown, data_loader=DataLoader(shown, 6, collate_fn=computed))
+    shown = PaddedBuckets(given, (4, 9), pad=pad)
+    loader: Any = DataLoader(shown, 6, collate_fn=with_lengths_or_masks)
+    _, wrapped, optimizer, pieces = private(model, shown, data_loader=loader)
+    for piece in pieces:
+        loop(wrapped, *piece).backward()
+        optimizer.step()
+    found = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    torch.testing.assert_close(found.double(), alone / 6, rtol=1e-4, atol=1e-6)
+
+
 def test_a_learning_rate_that_follows_the_number_of_pieces_is_refused() -> None:
     _, wrapped, optimizer, loader = private(net(), data())
     pieces, loader.most = iter(loader), 4
@@ -193,8 +230,10 @@ def test_layers_that_are_unfrozen_are_trained_by_another_run() -> None:
     assert model[0].weight.grad is not None
 
 
-@pytest.mark.parametrize("before", [True, False])
-def test_the_names_that_scripts_read(tmp_path: Any, before: bool) -> None:
+@pytest.mark.parametrize(
+    "own", [{"noise_multiplier": 9.0}, {"noise_multiplier": None, "epochs": 8, "epsilon": 3.0, "delta": 1e-3}]
+)
+def test_the_names_that_scripts_read(tmp_path: Any, own: dict[str, Any]) -> None:
     records, model, criterion = data(40), net(), nn.CrossEntropyLoss()
     given: dict[str, Any] = {"engine": PrivacyEngine(ledger=tmp_path / "ledger.jsonl"), "batch_size": 4}
     given |= {"noise_multiplier": 1.5, "criterion": criterion, "grad_sample_mode": "ghost"}
@@ -208,19 +247,15 @@ def test_the_names_that_scripts_read(tmp_path: Any, before: bool) -> None:
     assert engine.accountant.get_epsilon(delta=1e-3) == engine.get_epsilon(1e-3)
     engine._begun.close()
     again, other = net(), PrivacyEngine(ledger=tmp_path / "ledger.jsonl")
-    own = {"noise_multiplier": None, "epochs": 8, "epsilon": 3.0, "delta": 1e-3} if before else {"noise_multiplier": 9}
-    if before:
-        other.load_checkpoint(path=tmp_path / "run")
+    other.load_checkpoint(path=tmp_path / "run", module=again)
     _, wrapped_again, optimizer, loader = private(again, records, engine=other, batch_size=4, **own)
-    if not before:
-        other.load_checkpoint(path=tmp_path / "run", module=wrapped_again, optimizer=optimizer)
     assert (other._begun.steps_taken, optimizer.noise_multiplier) == (10, 1.5)
     assert all(torch.equal(p, q) for p, q in zip(again.parameters(), model.parameters(), strict=True))
     for x, y in loader:
         F.cross_entropy(wrapped_again(x), y).backward()
         optimizer.step()
     assert (other._begun.steps_taken, other.get_epsilon(1e-3) > engine.get_epsilon(1e-3)) == (20, True)
-    with pytest.raises(PrivacyError, match="taken 20 steps"):
+    with pytest.raises(PrivacyError, match=r"after make_private.*call it before, on a new PrivacyEngine"):
         other.load_checkpoint(path=tmp_path / "run")
     with pytest.raises(ValueError, match=r"ledger is in memory.*PrivacyEngine, ledger=PATH"):
         private(net(), records)[0].save_checkpoint(path=tmp_path / "other")

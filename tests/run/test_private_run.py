@@ -18,6 +18,7 @@ from noisette.core.batches import Batch
 from noisette.core.noise import GaussianNoise, SecretKey
 from noisette.core.release import ROUNDING
 from noisette.run.loading import JointBatch
+from noisette.run.sampling import CyclicPoisson, Poisson
 from oracle import clipped_sum
 from small_loop import loss, take_steps
 from small_loop import start as start_half
@@ -203,6 +204,19 @@ def test_step_is_reserved_before_its_batch_is_drawn(tmp_path, monkeypatch):
         assert all(count > step for step, count in reserved)
         assert ledger.committed == 20
     assert Ledger.read(tmp_path / "ledger.jsonl").events == {run.event: 20}
+
+
+@pytest.mark.parametrize("sampling", [Poisson(), CyclicPoisson(2)])
+def test_epsilon_counts_the_steps_taken_and_a_statement_those_reserved(sampling, tmp_path):
+    with start(small(), ledger=tmp_path / "ledger.jsonl", steps=80, sampling=sampling) as run:
+        take_steps(run, steps=1)
+        of_ledger = run.accountant.compose(run.ledger.events).epsilon(delta=1e-5)
+        assert "80 planned, 4 reserved in the ledger and covered by epsilon, 1" in run.statement(1e-5).replace(
+            "\n", " "
+        )
+        spent = run.epsilon(delta=1e-5)
+    assert run.epsilon(delta=1e-5) == spent == pytest.approx(run.accountant.compose({run.event: 1}).epsilon(delta=1e-5))
+    assert spent < of_ledger
 
 
 def whole(run: PrivateRun) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from noisette.accounting.calibrate import SEE_PLAN, Given, check_ranges
 from noisette.accounting.events import Event, StepRelease, event_of, facts_of
 from noisette.accounting.filters import RenyiFilter, RenyiOdometer, all_events
 from noisette.accounting.interface import Accountant
-from noisette.accounting.ledger import Ledger, RecordedRun, declared
+from noisette.accounting.ledger import Ledger, RecordedRun, Series, declared
 from noisette.errors import PrivacyError, all_of, count, exactly_one, open_fraction, positive
 
 
@@ -113,15 +113,15 @@ class PrivacyBudget:
         self.ledger = ledger
         self._terms = terms
 
-    def epsilon(self, *, delta: float) -> float:
-        """Epsilon of the ledger at this delta; of several declarations that of the odometer, or the budget if kept."""
+    def epsilon(self, of: Mapping[Series, int], *, delta: float) -> float:
+        """Epsilon of what a ledger has paid or made; of several declarations the odometer's, or the budget if kept."""
         open_fraction(delta=delta)
         left = delta - NOISE_TAIL
-        declarations = self.ledger.declarations
+        declarations = declared(of.items())
         if left <= 0:
             return math.inf
         if len(declarations) < 2:
-            return self.accountant.compose(self.ledger.events).epsilon(delta=left)
+            return self.accountant.compose(all_events(declarations)).epsilon(delta=left)
         found = RenyiOdometer().compose(all_events(declarations)).epsilon(delta=left)
         budget, of_budget = self._terms.epsilon, self._terms.delta
         if budget is not None and of_budget is not None and delta >= of_budget:

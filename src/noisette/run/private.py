@@ -192,9 +192,9 @@ class PrivateRun(Displayed, DpSgd):
         by_user = user_records(event, users, dataset, records.size, key)
         if isinstance(event, UserLevel) and by_user is not None:
             records = by_user.of(records, event.records)
-        self._spending = PrivacyBudget(terms, accountant, ledger)
+        self.spending = PrivacyBudget(terms, accountant, ledger)
         self._paid = LedgerAccount(
-            ledger, event, terms.recorded, self._spending.check_budget, ranks, steps=terms.steps, steps_spent=spent
+            ledger, event, terms.recorded, self.spending.check_budget, ranks, steps=terms.steps, steps_spent=spent
         )
         devices = {p.device for p in bound.parameters.values()}
         together = any(map(is_sharded, bound.parameters.values()))
@@ -281,12 +281,13 @@ class PrivateRun(Displayed, DpSgd):
     def epsilon(self, *, delta: float) -> float:
         """Epsilon spent at this delta by everything in the ledger, for adding or removing one record or user.
 
-        While a run goes on, steps that its ledger file has reserved ahead count as well: 64 or fewer.
+        It counts the steps that were taken. In its file the ledger has reserved up to 64 more, which count after a
+        crash, and in :meth:`statement` until the run is closed.
 
         Guarantee: an upper bound, up to 900; with other declarations in the ledger also where they were chosen by each
         other's results.
         """
-        return self._spending.epsilon(delta=delta)
+        return self.spending.epsilon(self.ledger.made, delta=delta)
 
     def statement(self, delta: float) -> str:
         """The privacy statement of the run so far, as ``noisette train`` writes it; a notebook shows it too.
