@@ -243,6 +243,25 @@ def test_manual_optimization_by_the_boundary(tmp_path: Path) -> None:
         torch.testing.assert_close(gradient, found[1][name], rtol=1e-4, atol=1e-6)
 
 
+class Texts(Manual):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.EmbeddingBag(9, 3), nn.Linear(3, 2))
+
+
+@pytest.mark.usefixtures("little_noise")
+def test_manual_optimization_of_texts_in_buckets(tmp_path: Path) -> None:
+    texts = [(torch.arange(1, 2 + k), torch.tensor(k % 2)) for k in range(SIZE)]
+    padded: Any = noisette.PaddedBuckets(texts, (4, 9))
+    made, watching = Texts(), Watching()
+    truth = sum(clipped_sum(made, of_tuple, (x[None], y[None]), 0.5).vector for x, y in padded)
+    training = trainer(tmp_path, max_steps=1, callbacks=[watching])
+    training.fit(private(made), loader(padded, batch_size=SIZE))
+    assert watching.calls == ["batch", "released", "stepped"]
+    found = torch.cat([gradient.flatten() for gradient in watching.gradients.values()])
+    torch.testing.assert_close(found.double(), truth / SIZE, rtol=1e-4, atol=1e-6)
+
+
 def test_pytorch_lightning_works_as_well(tmp_path: Path) -> None:
     other = pytest.importorskip("pytorch_lightning", reason="pytorch_lightning is not installed")
 
@@ -514,55 +533,65 @@ def test_two_processes_train_the_same_weights(tmp_path: Path) -> None:
 
 
 class Gan(lightning.LightningModule):
-    """The remedy of the refusal: the generator is out of the module, which has a frozen copy."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(3, 4), nn.LeakyReLU(), nn.Linear(4, 1))
-        self.generator = [nn.Linear(2, 3)]
-        self.copied = copy.deepcopy(self.generator[0]).requires_grad_(False)
-        self.of_generator = torch.optim.Adam(self.generator[0].parameters(), lr=0.01)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        real, _ = batch
-        return F.softplus(-self(real)).mean() + F.softplus(self(self.copied(torch.randn(len(real), 2)))).mean()
-
-    def on_train_batch_end(self, *_: Any) -> None:
-        loss = F.softplus(-self(self.generator[0](torch.randn(16, 2)))).mean()
-        self.of_generator.zero_grad()
-        loss.backward()
-        self.of_generator.step()
-        self.zero_grad()
-        self.copied.load_state_dict(self.generator[0].state_dict())
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.Adam(self.net.parameters(), lr=0.01)
-
-
-class Two(Gan):
-    def __init__(self) -> None:
+    def __init__(self, *, within: bool = False, real: bool = False) -> None:
         super().__init__()
         self.automatic_optimization = False
+        self.generator = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+        self.discriminator = nn.Sequential(nn.Linear(3, 4), nn.LeakyReLU(), nn.Linear(4, 1))
+        self.within, self.real = within, real
+
+    def forward(self, noise: Tensor) -> Tensor:
+        return self.generator(noise)
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        real, _ = batch
+        of_generator, of_discriminator = self.optimizers()
+        on_fakes = F.softplus(self.discriminator(self(torch.randn(len(real), 2)).detach())).mean()
+        of_discriminator.zero_grad()
+        self.manual_backward(F.softplus(-self.discriminator(real)).mean() + on_fakes)
+        of_discriminator.step()
+        if self.real:  # a mistake: the generator sees records
+            self.manual_backward((self(torch.randn(len(real), 2)) - real).square().mean())
+        if self.within:
+            of_generator.step()
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        of_generator, _ = self.optimizers()
+        assert all(p.grad is None for p in self.generator.parameters())
+        loss = F.softplus(-self.discriminator(self(torch.randn(16, 2)))).mean()
+        self.log("generator_loss", loss)
+        self.manual_backward(loss)
+        of_generator.step()
+        of_generator.zero_grad()
 
     def configure_optimizers(self) -> Any:
-        return [super().configure_optimizers(), self.of_generator]
+        return [torch.optim.Adam(part.parameters(), lr=0.01) for part in (self.generator, self.discriminator)]
 
 
-def test_two_optimizers_are_refused_before_the_first_release_and_the_remedy_trains_both(tmp_path: Path) -> None:
-    ledger = tmp_path / "ledger.jsonl"
-    with pytest.raises(ValueError, match="2 optimizers, where a private fit has one: for a GAN"):
-        trainer(tmp_path).fit(private(Two(), ledger=ledger), loader())
+def test_the_discriminator_of_a_gan_is_private_and_its_generator_is_trained_without_records(tmp_path: Path) -> None:
+    ledger, saving = tmp_path / "ledger.jsonl", saved_every_three(tmp_path)
+    with pytest.raises(ValueError, match=r"2 optimizers .* for a GAN name .*discriminator=\"discriminator\""):
+        trainer(tmp_path).fit(private(Gan(), ledger=ledger), loader())
     assert not ledger.exists()
-    gan = Gan()
-    before = [copy.deepcopy(part.state_dict()) for part in (gan.net, gan.generator[0])]
-    fit = trainer(tmp_path)
-    fit.fit(private(gan, ledger=ledger), loader())
-    assert fit.callback_metrics["epsilon"] <= 8
-    for part, old in zip((gan.net, gan.generator[0]), before, strict=True):
-        assert any(not torch.equal(old[name], value) for name, value in part.state_dict().items())
+    for wrong, says in ((Gan(), "no part of Gan, which has generator, disc"), (Classifier(), "automatic_optimization")):
+        with pytest.raises(ValueError, match=says):
+            private(wrong, discriminator="critic")
+    with pytest.raises(noisette.PrivacyError, match="in on_train_batch_end"):
+        trainer(tmp_path / "within").fit(private(Gan(within=True), discriminator="discriminator"), loader())
+    gan, watching = Gan(real=True), Watching()
+    before = copy.deepcopy(gan.state_dict())
+    fit = trainer(tmp_path, callbacks=[watching, saving])
+    fit.fit(private(gan, ledger=ledger, discriminator="discriminator"), loader())
+    assert paid(tmp_path) == fit.global_step == 8
+    assert fit.callback_metrics.keys() == {"epsilon", "generator_loss"}
+    assert all(not torch.equal(before[name], value) for name, value in gan.state_dict().items())
+    assert gan.generator[1].num_batches_tracked == 8, "of images that count no records"
+    assert {name.split(".")[0] for name in watching.gradients} == {"discriminator"}
+    again = trainer(tmp_path)
+    again.fit(
+        private(Gan(), ledger=ledger, discriminator="discriminator"), loader(), ckpt_path=tmp_path / "step=3.ckpt"
+    )
+    assert (again.global_step, paid(tmp_path)) == (3, 8)
 
 
 class Backbone(Classifier):

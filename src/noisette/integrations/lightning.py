@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sequent
 
 from noisette.accounting.budget import check_numbers
 from noisette.core.batches import Batch
+from noisette.core.steps import held_by
 from noisette.errors import PrivacyError, plain
 from noisette.integrations.boundary import WHOLE, Boundary
 from noisette.run.checkpoint import Fingerprint, SavedRun, capture_state, check_declared_again
@@ -48,6 +49,7 @@ def make_private(
     noise_multiplier: float | None = None,
     microbatch_size: MicrobatchSize = "auto",
     ledger: Path | str | None = None,
+    discriminator: str | None = None,
 ) -> Any:
     """Make ``Trainer.fit`` of a module release noised sums of clipped per-example gradients alone.
 
@@ -55,8 +57,8 @@ def make_private(
     and ``batch_size`` from the training loader; its batches are Poisson samples of that expected size. Steps and noise
     follow from ``max_epochs`` or ``max_steps``. ``training_step`` is called with a batch of one record, for each
     record; what it logs is private and left out. With ``automatic_optimization = False`` it is called with the whole
-    batch, calls ``self(x)``, ``manual_backward`` and the optimizer's ``step``, once, for a mean of the records' losses:
-    each row of ``self(x)`` is computed apart.
+    batch, or a bucket of it, calls ``self(x)``, ``manual_backward`` and the optimizer's ``step``, once, for a mean of
+    the records' losses: each row of ``self(x)`` is computed apart.
 
     Args:
         module: a ``LightningModule`` with one optimizer.
@@ -65,6 +67,9 @@ def make_private(
         microbatch_size: examples that are processed at once, which only bounds memory.
         ledger: the file that records every release. Unless given, ``ledger.jsonl`` in the folder of the first ``fit``'s
             logs; later fits of this module add to it.
+        discriminator: the name of the part of a GAN, with manual optimization, that records train. It is called in the
+            place of ``self``. The rest is in ``eval`` mode meanwhile, and its optimizers step in
+            ``on_train_batch_end``, which gets no record.
 
     Guarantee: that of :func:`noisette.privatize` for the training records: all weights, checkpoints and logs of ``fit``
     together are (epsilon, delta)-differentially private. Validation, and choices made by it (early stopping, the best
@@ -81,12 +86,20 @@ def make_private(
     check_numbers(expected_batch_size=1.0, sampling_rate=None, steps=1, epochs=None, **declared)
     if isinstance(module, PrivateHooks):
         raise ValueError("this module is private already")
-    if problems := list(_problems_of_module(module)):
+    if problems := list(_problems_of_module(module, discriminator)):
         raise ValueError("\n".join(problems))
-    own = type(module)
-    module.__class__ = type(f"Private{own.__name__}", (PrivateHooks, own), {"__module__": own.__module__})
-    module._private_run = LightningRun(declared | {"max_grad_norm": plain(max_grad_norm)}, microbatch_size, ledger)
+    declared["max_grad_norm"] = plain(max_grad_norm)
+    run = LightningRun(declared, microbatch_size, ledger, discriminator)
+    if discriminator is not None:
+        _put_in_front(module.get_submodule(discriminator), PrivateCall, run)
+    _put_in_front(module, PrivateHooks, run)
     return module
+
+
+def _put_in_front(module: Any, methods: type, run: LightningRun) -> None:
+    own = type(module)
+    module.__class__ = type(f"Private{own.__name__}", (methods, own), {"__module__": own.__module__})
+    module._private_run = run
 
 
 def _noted(name: str) -> Any:
@@ -105,10 +118,24 @@ def _noted(name: str) -> Any:
     return property(read)
 
 
-class PrivateHooks(_Module):
-    """The methods that Lightning calls in a private ``fit``, in front of those of the user's module."""
+class PrivateCall(_Module):
+    """With manual optimization, what the module of the records returns is behind a boundary for gradients."""
 
     _private_run: LightningRun
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        run = self._private_run
+        if run.boundary is None or run.boundary.clip.model is not self or run.is_called:
+            return super().__call__(*args, **kwargs)
+        run.is_called = True  # by the boundary
+        try:
+            return run.boundary.call(*args, **kwargs)
+        finally:
+            run.is_called = False
+
+
+class PrivateHooks(PrivateCall):
+    """The methods that Lightning calls in a private ``fit``, in front of those of the user's module."""
 
     def configure_callbacks(self) -> list[Any]:
         given = super().configure_callbacks()
@@ -135,17 +162,6 @@ class PrivateHooks(_Module):
             return None
         self._private_run.accumulate(self)
         return torch.full((), math.nan, device=self.device)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """With manual optimization, what the module returns is behind a boundary that gradients do not pass."""
-        run = self._private_run
-        if run.boundary is None or run.is_called:
-            return super().__call__(*args, **kwargs)
-        run.is_called = True  # by the boundary
-        try:
-            return run.boundary.call(*args, **kwargs)
-        finally:
-            run.is_called = False
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         if not self.automatic_optimization:
@@ -293,7 +309,7 @@ def module_of_lightning(module: Any) -> Any:
     return next((base for base in type(module).__mro__ if base.__module__ in _MODULES), None)
 
 
-def _problems_of_module(module: Any) -> Iterator[str]:
+def _problems_of_module(module: Any, discriminator: str | None) -> Iterator[str]:
     lightning, own = module_of_lightning(module), type(module)
     if lightning is None:
         yield f"expected a LightningModule, got a {own.__name__}"
@@ -303,6 +319,10 @@ def _problems_of_module(module: Any) -> Iterator[str]:
     for hook, why in _OWN_HOOKS.items():
         if getattr(own, hook) is not getattr(lightning, hook):
             yield f"{own.__name__} overrides {hook}: {why}"
+    if discriminator is not None and module.automatic_optimization:
+        yield "discriminator= needs a module with automatic_optimization = False, whose training_step trains that part"
+    if discriminator not in (None, *(parts := dict(module.named_children()))):
+        yield f"discriminator={discriminator!r} is no part of {own.__name__}, which has {', '.join(parts)}"
 
 
 def _problems_of_fit(module: Any) -> Iterator[str]:
@@ -355,8 +375,14 @@ class Steps(UserList[Step]):
 class LightningRun:
     """The private runs of a module, one for each ``fit``."""
 
-    def __init__(self, declared: Mapping[str, Any], microbatch_size: MicrobatchSize, ledger: Path | str | None) -> None:
-        self._declared = declared
+    def __init__(
+        self,
+        declared: Mapping[str, Any],
+        microbatch_size: MicrobatchSize,
+        ledger: Path | str | None,
+        discriminator: str | None,
+    ) -> None:
+        self._declared, self._discriminator = declared, discriminator
         self._microbatch_size: MicrobatchSize = microbatch_size
         self._given_ledger = None if ledger is None else Path(ledger).resolve()
         self._ledger = self._given_ledger  # once chosen it is kept: later fits of the same weights add to it
@@ -418,21 +444,29 @@ class LightningRun:
         if self._refused:
             raise ValueError("\n".join(self._refused))
         trainer = module.trainer
-        if len(trainer.optimizers) != 1:
+        part = module if self._discriminator is None else module.get_submodule(self._discriminator)
+        of_part, free = set(map(id, part.parameters())), list(trainer.optimizers)
+        found = [free.pop(k) for k in reversed(range(len(free))) if held_by(free[k]) & of_part]
+        if len(found) != 1:
             raise ValueError(
-                f"{len(trainer.optimizers)} optimizers, where a private fit has one: for a GAN return that of the "
-                "discriminator, and keep the generator out of the module, as [generator]. training_step makes fakes by "
-                "a copy with requires_grad_(False); on_train_batch_end trains it by self(generator(noise)), calls "
-                "self.zero_grad(), and loads the copy"
+                f"{len(found)} optimizers of what records train, where a private fit has one: for a GAN name that "
+                'part, make_private(..., discriminator="discriminator"), with automatic_optimization = False. '
+                "training_step steps its optimizer, and on_train_batch_end, which gets no record, that of the generator"
             )
-        [optimizer] = trainer.optimizers
+        if free and self._processes > 1:
+            raise ValueError("the generator of a GAN is trained in one process: take Trainer(devices=1)")
+        [optimizer] = found
         folder = Path(trainer.strategy.broadcast(trainer.log_dir or trainer.default_root_dir))
         if self._processes > 1:
             module.load_state_dict(trainer.strategy.broadcast(module.state_dict()))
-        clip = PerExampleClip(module, max_grad_norm=self._declared["max_grad_norm"])
+        clip = PerExampleClip(part, max_grad_norm=self._declared["max_grad_norm"])
         boundary = None if module.automatic_optimization else Boundary(clip, optimizer, mean=True)
         try:
-            run = self._new(clip, optimizer, trainer, folder) if self._saved is None else self._resumed(clip, trainer)
+            run = (
+                self._new(clip, optimizer, trainer, folder)
+                if self._saved is None
+                else self._resumed(clip, optimizer, trainer)
+            )
         except BaseException:
             clip.close()
             raise
@@ -443,7 +477,9 @@ class LightningRun:
                 each.step = partial(_step, each)
         self._batches = run.batches(to=module.device)
         self._step, self._hooks, self._convert = step, hooks, trainer.precision_plugin.convert_input
-        self._hook = optimizer.register_step_pre_hook(partial(_after_release, module))
+        self._handles = [optimizer.register_step_pre_hook(partial(_after_release, module))]
+        self._handles += [each.register_step_pre_hook(self._check_no_records) for each in free]
+        self._free = [p for each in free for group in each.param_groups for p in group["params"]]
         if trainer.checkpoint_callbacks and self._processes == 1:  # so that it fails before the first release
             Path(trainer.default_root_dir).mkdir(parents=True, exist_ok=True)
             with TemporaryDirectory(prefix="rehearsal-", dir=trainer.default_root_dir) as folder:
@@ -484,9 +520,9 @@ class LightningRun:
             **{name: value for name, value in self._declared.items() if name != "max_grad_norm"},
         )
 
-    def _resumed(self, clip: PerExampleClip, trainer: Any) -> PrivateRun:
+    def _resumed(self, clip: PerExampleClip, optimizer: Any, trainer: Any) -> PrivateRun:
         """The run of a checkpoint whose weights and optimizer state Lightning has restored by now."""
-        facts, (optimizer,) = dict(self._saved or {}), trainer.optimizers
+        facts = dict(self._saved or {})
         check_declared_again(facts.pop(_DECLARED, {}), self._numbers(trainer))
         ledger = self._ledger = self._given_ledger or Path(facts["ledger"])
         folder = _fingerprint_of(ledger, facts["terms"]["run"])
@@ -511,13 +547,35 @@ class LightningRun:
     def give_batch(self, module: Any) -> None:
         """Draw a batch and give it to a ``training_step`` that calls ``backward`` and steps the optimizer itself."""
         assert self.boundary is not None
-        _, batch = self._next()
-        self.boundary.begin_records(len(batch.indices))
+        run, batch = self._next()
+        [optimizer] = [
+            each for each in module.trainer.strategy._lightning_optimizers if each.optimizer is run.optimizer
+        ]
         if not len(batch.indices):  # the release is noise alone, and is made all the same
-            module.optimizers().step()
+            self.boundary.begin_records(0)
+            optimizer.step()
             return
-        with self._computing(module):
-            self._step(_changed(self._convert(next(batch.microbatches(WHOLE))), self._hooks))
+        others = [part for name, part in module.named_children() if self._discriminator not in (None, name)]
+        modes = [(each, each.training) for part in others for each in part.modules()]
+        for part in others:  # in training mode the batch norm of a generator would mix the batch, and count it
+            part.eval()
+        try:
+            with self._computing(module):
+                for piece in self.boundary.pieces(batch, optimizer, WHOLE):
+                    self._step(_changed(self._convert(piece), self._hooks))
+        finally:
+            for each, mode in modes:
+                each.training = mode
+            for p in self._free:
+                p.grad = None
+
+    def _check_no_records(self, optimizer: Any, *_: object) -> None:
+        if self.computes_loss:
+            raise PrivacyError(
+                f"training_step steps the {type(optimizer).__name__} of what records do not train, and it has records: "
+                "compute the loss of the generator and step its optimizer in on_train_batch_end(self, outputs, batch, "
+                "batch_idx), which gets none"
+            )
 
     def _next(self) -> tuple[PrivateRun, Batch]:
         if self._run is None:
@@ -582,7 +640,8 @@ class LightningRun:
                 shutil.rmtree(folder, ignore_errors=True)
                 with suppress(OSError):
                     folder.parent.rmdir()  # if it was the last one
-            self._hook.remove()
+            for handle in self._handles:
+                handle.remove()
             run.close()
             self._run, self._batches = None, iter(())
             if self.boundary is not None:

@@ -213,35 +213,7 @@ class PoissonLoader:
                 self._optimizer.step()
                 self._optimizer.zero_grad()
                 continue
-            left = len(batch.indices)
-            for piece in batch.microbatches(self.most):
-                count = batch.current or 0
-                left -= count
-                self._boundary.begin_records(count)
-                if not left:
-                    yield piece
-                    break
-                with _steps_left_out(self._optimizer):
-                    yield piece
-                self._boundary.end_records()
-
-
-@contextmanager
-def _steps_left_out(optimizer: Optimizer) -> Iterator[None]:
-    """Within it ``optimizer.step()`` does nothing."""
-    before, rates = vars(optimizer).get("step"), [group.get("lr") for group in optimizer.param_groups]
-    optimizer.step = lambda *_: None  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        del optimizer.step
-        if before is not None:
-            optimizer.step = before  # type: ignore[method-assign]
-    if rates != [group.get("lr") for group in optimizer.param_groups]:
-        raise PrivacyError(
-            "the learning rate was changed between two pieces of a batch, whose number is private: step the scheduler "
-            "after each epoch, or take each batch whole, of PaddedBuckets with one edge"
-        )
+            yield from self._boundary.pieces(batch, self._optimizer, self.most)
 
 
 @contextmanager
