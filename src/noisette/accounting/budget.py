@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Self
 
-from noisette.accounting.calibrate import SEE_PLAN, Given, check_ranges
+from noisette.accounting.calibrate import NOISE_TAIL, SEE_PLAN, Given, check_ranges
 from noisette.accounting.events import Event, StepRelease, event_of, facts_of
 from noisette.accounting.filters import RenyiFilter, RenyiOdometer, all_events
 from noisette.accounting.interface import Accountant
@@ -94,11 +94,6 @@ class RunParameters:
         positive(expected_batch_size=facts["expected_batch_size"])
         numbers = (facts[name] for name in ("expected_batch_size", "steps", "delta", "epsilon", "run"))
         return cls(event, *numbers, declaration=str(facts.get("declaration", "")))
-
-
-# What the end of the tail of this library's noise adds to delta at most, at any epsilon up to 900: of all releases
-# together, up to 1e40 values with noise, whatever the mechanisms are. See ``core.noise``.
-NOISE_TAIL = 1e-30
 
 
 class PrivacyBudget:
