@@ -245,12 +245,7 @@ class StepAudit(Audit):
 
 
 def audit_bound(
-    bound_of: BoundFactory,
-    *,
-    noise_multiplier: float,
-    canary_model: CanaryModel | None = None,
-    steps: int = 24,
-    false_alarm: float = FALSE_ALARM,
+    bound_of: BoundFactory, *, noise_multiplier: float, canary_model: CanaryModel | None = None, steps: int = 24
 ) -> StepAudit:
     """Audit a gradient bound in the real training loop of :func:`noisette.privatize`.
 
@@ -259,7 +254,6 @@ def audit_bound(
         noise_multiplier: of the run.
         canary_model: model, records and losses; ``Axes()`` unless given.
         steps: number of steps; each gives a score for every canary.
-        false_alarm: that of :class:`StepAudit`.
 
     Raises:
         ValueError, PrivacyError: a number outside its domain; the bound refuses the model or the losses.
@@ -279,7 +273,7 @@ def audit_bound(
         )
     ]
     values, inside, shifts = zip(*found, strict=True)
-    return StepAudit(Scores(np.array(values), np.array(inside), noise_multiplier, shifts[-1]), false_alarm=false_alarm)
+    return StepAudit(Scores(np.array(values), np.array(inside), noise_multiplier, shifts[-1]))
 
 
 def audit_step(
@@ -289,7 +283,6 @@ def audit_step(
     noise_multiplier: float,
     canaries: Canaries | None = None,
     steps: int = 24,
-    false_alarm: float = FALSE_ALARM,
 ) -> StepAudit:
     """Audit a training step of your own, written with any library.
 
@@ -301,7 +294,6 @@ def audit_step(
         noise_multiplier: the documented standard deviation of the noise in units of the bound.
         canaries: the records; ``Canaries()`` unless given.
         steps: number of steps.
-        false_alarm: that of :class:`StepAudit`.
 
     Raises:
         ValueError: a number outside its domain, or the step returned something else.
@@ -321,8 +313,7 @@ def audit_step(
         released = noised.detach().cpu().double().flatten()[: canaries.canaries].numpy()
         values.append(released / (noise_multiplier * bound))
         chosen.append(inside[: canaries.canaries])
-    scores = Scores(np.array(values), np.array(chosen), noise_multiplier, 1 / noise_multiplier)
-    return StepAudit(scores, false_alarm=false_alarm)
+    return StepAudit(Scores(np.array(values), np.array(chosen), noise_multiplier, 1 / noise_multiplier))
 
 
 def assert_consistent(audit: StepAudit) -> None:

@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 import shutil
 import warnings
-from collections import UserList
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cache, partial, reduce
 from importlib import import_module
 from inspect import signature
@@ -89,17 +89,13 @@ def make_private(
     if problems := list(_problems_of_module(module, discriminator)):
         raise ValueError("\n".join(problems))
     declared["max_grad_norm"] = plain(max_grad_norm)
-    run = LightningRun(declared, microbatch_size, ledger, discriminator)
-    if discriminator is not None:
-        _put_in_front(module.get_submodule(discriminator), PrivateCall, run)
-    _put_in_front(module, PrivateHooks, run)
+    part = module if discriminator is None else getattr(module, discriminator)
+    run = LightningRun(part, declared, microbatch_size, None if ledger is None else Path(ledger).resolve())
+    for each, methods in {part: PrivateCall, module: PrivateHooks}.items():
+        own = type(each)
+        each.__class__ = type(f"Private{own.__name__}", (methods, own), {"__module__": own.__module__})
+        each._private_run = run
     return module
-
-
-def _put_in_front(module: Any, methods: type, run: LightningRun) -> None:
-    own = type(module)
-    module.__class__ = type(f"Private{own.__name__}", (methods, own), {"__module__": own.__module__})
-    module._private_run = run
 
 
 def _noted(name: str) -> Any:
@@ -125,7 +121,7 @@ class PrivateCall(_Module):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         run = self._private_run
-        if run.boundary is None or run.boundary.clip.model is not self or run.is_called:
+        if run.boundary is None or run.part is not self or run.is_called:
             return super().__call__(*args, **kwargs)
         run.is_called = True  # by the boundary
         try:
@@ -145,7 +141,7 @@ class PrivateHooks(PrivateCall):
             callbacks.append(_closing(module_of_lightning(self).__module__.removesuffix(".core.module"))())
         return callbacks
 
-    def train_dataloader(self) -> Steps:
+    def train_dataloader(self) -> range:
         return self._private_run.steps(self, super().train_dataloader)
 
     def on_train_start(self) -> None:
@@ -214,10 +210,10 @@ class PrivateHooks(PrivateCall):
 
     # The numbers of steps are no batch that a hook of the user's could change
     def _on_before_batch_transfer(self, batch: Any, **where: Any) -> Any:
-        return batch if isinstance(batch, Step) else super()._on_before_batch_transfer(batch, **where)
+        return batch if isinstance(batch, int) else super()._on_before_batch_transfer(batch, **where)
 
     def _apply_batch_transfer_handler(self, batch: Any, **where: Any) -> Any:
-        return batch if isinstance(batch, Step) else super()._apply_batch_transfer_handler(batch, **where)
+        return batch if isinstance(batch, int) else super()._apply_batch_transfer_handler(batch, **where)
 
 
 def _transfer_hooks(module: Any, own: Any) -> Iterator[Callable[..., Any]]:
@@ -364,27 +360,16 @@ def _fingerprint_of(ledger: Path, run: str) -> Path:
     return ledger.parent / "private-run" / run  # while the run is unfinished
 
 
-class Step(int):
-    """The number of a step within its epoch, which Lightning gets in place of a batch."""
-
-
-class Steps(UserList[Step]):
-    """A loader of step numbers; Lightning takes a plain list for several loaders."""
-
-
+@dataclass(eq=False)
 class LightningRun:
-    """The private runs of a module, one for each ``fit``."""
+    """The private runs of a module, of which records train this part, one for each ``fit``."""
 
-    def __init__(
-        self,
-        declared: Mapping[str, Any],
-        microbatch_size: MicrobatchSize,
-        ledger: Path | str | None,
-        discriminator: str | None,
-    ) -> None:
-        self._declared, self._discriminator = declared, discriminator
-        self._microbatch_size: MicrobatchSize = microbatch_size
-        self._given_ledger = None if ledger is None else Path(ledger).resolve()
+    part: nn.Module
+    _declared: Mapping[str, Any]
+    _microbatch_size: MicrobatchSize
+    _given_ledger: Path | None
+
+    def __post_init__(self) -> None:
         self._ledger = self._given_ledger  # once chosen it is kept: later fits of the same weights add to it
         self._processes = 1
         self._source: Any = None  # of the training loader, as given to fit
@@ -415,16 +400,19 @@ class LightningRun:
         if self._processes > 1:  # the run adds up the ranks' gradients; a wrapper would wait for them in .grad
             trainer.strategy.configure_ddp = lambda: None
 
-    def steps(self, module: Any, of_module: Any) -> Steps:
-        """The loader for Lightning, once its data are set up; ``of_module`` makes the module's own."""
+    def steps(self, module: Any, of_module: Any) -> range:
+        """The numbers of the steps of an epoch, which Lightning gets in the place of batches, once its data are set up.
+
+        ``of_module`` makes the module's own loader.
+        """
         if self._loader is None:
             made = of_module if self._source is module else getattr(self._source, "train_dataloader", None)
             loader = made() if callable(made) else self._source
             self._refused = list(problems_of_loader(loader))
             if self._refused:  # by `begin`: an error here would leave changes that Lightning makes meanwhile
-                return Steps([Step(0)])
+                return range(1)
             self._loader = loader
-        return Steps(map(Step, range(math.ceil(self._declared["public_size"] / self._batch_size * (1 - 1e-12)))))
+        return range(math.ceil(self._declared["public_size"] / self._batch_size * (1 - 1e-12)))
 
     @property
     def _batch_size(self) -> int:
@@ -443,30 +431,23 @@ class LightningRun:
         """Start the run, or go on with that of the checkpoint, by the module's own ``training_step`` and ``hooks``."""
         if self._refused:
             raise ValueError("\n".join(self._refused))
-        trainer = module.trainer
-        part = module if self._discriminator is None else module.get_submodule(self._discriminator)
-        of_part, free = set(map(id, part.parameters())), list(trainer.optimizers)
-        found = [free.pop(k) for k in reversed(range(len(free))) if held_by(free[k]) & of_part]
-        if len(found) != 1:
+        trainer, of_part = module.trainer, set(map(id, self.part.parameters()))
+        trains = [each for each in trainer.optimizers if held_by(each) & of_part]
+        if len(trains) != 1:
             raise ValueError(
-                f"{len(found)} optimizers of what records train, where a private fit has one: for a GAN name that "
+                f"{len(trains)} optimizers of what records train, where a private fit has one: for a GAN name that "
                 'part, make_private(..., discriminator="discriminator"), with automatic_optimization = False. '
                 "training_step steps its optimizer, and on_train_batch_end, which gets no record, that of the generator"
             )
+        [optimizer], free = trains, [each for each in trainer.optimizers if each not in trains]
         if free and self._processes > 1:
             raise ValueError("the generator of a GAN is trained in one process: take Trainer(devices=1)")
-        [optimizer] = found
-        folder = Path(trainer.strategy.broadcast(trainer.log_dir or trainer.default_root_dir))
         if self._processes > 1:
             module.load_state_dict(trainer.strategy.broadcast(module.state_dict()))
-        clip = PerExampleClip(part, max_grad_norm=self._declared["max_grad_norm"])
+        clip = PerExampleClip(self.part, max_grad_norm=self._declared["max_grad_norm"])
         boundary = None if module.automatic_optimization else Boundary(clip, optimizer, mean=True)
         try:
-            run = (
-                self._new(clip, optimizer, trainer, folder)
-                if self._saved is None
-                else self._resumed(clip, optimizer, trainer)
-            )
+            run = (self._new if self._saved is None else self._resumed)(clip, optimizer, trainer)
         except BaseException:
             clip.close()
             raise
@@ -506,7 +487,8 @@ class LightningRun:
         steps = {"steps of max_epochs or max_steps": _last_step(trainer)}
         return {**self._declared, **steps, "batch size of the loader": self._batch_size}
 
-    def _new(self, clip: PerExampleClip, optimizer: Any, trainer: Any, folder: Path) -> PrivateRun:
+    def _new(self, clip: PerExampleClip, optimizer: Any, trainer: Any) -> PrivateRun:
+        folder = Path(trainer.strategy.broadcast(trainer.log_dir or trainer.default_root_dir))
         self._ledger = (self._ledger or folder / "ledger.jsonl").resolve()
         self._ledger.parent.mkdir(parents=True, exist_ok=True)
         return privatize(
@@ -555,7 +537,7 @@ class LightningRun:
             self.boundary.begin_records(0)
             optimizer.step()
             return
-        others = [part for name, part in module.named_children() if self._discriminator not in (None, name)]
+        others = [part for part in module.children() if self.part not in (module, part)]
         modes = [(each, each.training) for part in others for each in part.modules()]
         for part in others:  # in training mode the batch norm of a generator would mix the batch, and count it
             part.eval()
