@@ -126,39 +126,6 @@ def test_all_problems_at_once() -> None:
         PrivacyEngine().get_epsilon(1e-5)
 
 
-def padded_to_the_longest(batch: list[Any]) -> tuple[Tensor, Tensor]:
-    ids, labels = zip(*batch, strict=True)
-    return nn.utils.rnn.pad_sequence(list(ids), batch_first=True), torch.stack(labels)
-
-
-@pytest.mark.parametrize("edges", [(4, 9), (9,)])
-@pytest.mark.parametrize("most", [100, 2])
-@pytest.mark.usefixtures("little_noise")
-def test_texts_that_are_padded_to_the_longest_in_whole_batches_and_in_pieces(edges: Any, most: int) -> None:
-    texts = [(torch.randint(1, 30, (length,)), torch.tensor(length % 2)) for length in (3, 9, 2, 5, 4, 7)]
-    model, padded = nn.Sequential(nn.EmbeddingBag(30, 4), nn.Linear(4, 2)), PaddedBuckets(texts, edges)
-    alone = [clipped_sum(model, mean, padded_to_the_longest([record]), C).vector for record in padded]  # type: ignore[arg-type]
-
-    def made(records: Any) -> Any:
-        return private(model, texts, data_loader=DataLoader(records, len(texts), collate_fn=padded_to_the_longest))  # type: ignore[arg-type]
-
-    with pytest.raises(ValueError, match=r"noisette\.PaddedBuckets\(dataset.*Opacus loop.*max_physical_batch_size=1"):
-        next(iter(made(texts)[-1]))
-    close_run(model)
-    engine, wrapped, optimizer, loader = made(padded)
-    widths = []
-    with BatchMemoryManager(data_loader=loader, max_physical_batch_size=most, optimizer=optimizer) as in_pieces:
-        for ids, labels in in_pieces if most < 100 else loader:
-            optimizer.zero_grad()
-            mean(wrapped, ids, labels).backward()
-            optimizer.step()
-            widths.append(ids.shape[1])
-    assert widths == ([*edges] if most == 100 else [9] * 3 if len(edges) == 1 else [4, 4, 9, 9])
-    assert (engine._run.steps_taken, len(in_pieces), "step" in vars(optimizer)) == (1, 1, False)
-    found = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
-    torch.testing.assert_close(found.double(), sum(alone) / len(texts), rtol=1e-4, atol=1e-6)
-
-
 class MeanOfWords(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -169,31 +136,44 @@ class MeanOfWords(nn.Module):
         return self.out((self.words(ids) * mask.unsqueeze(2)).sum(1) / mask.sum(1, keepdim=True))
 
 
-def with_lengths_or_masks(batch: list[Any]) -> tuple[Tensor, ...]:
-    ids, told, labels = zip(*batch, strict=True)
-    masks = nn.utils.rnn.pad_sequence(list(told), batch_first=True) if told[0].dim() else torch.stack(told)
-    return nn.utils.rnn.pad_sequence(list(ids), batch_first=True), masks, torch.stack(labels)
+def padded_to_the_longest(batch: list[Any]) -> list[Tensor]:
+    columns = [list(column) for column in zip(*batch, strict=True)]
+    return [nn.utils.rnn.pad_sequence(c, batch_first=True) if c[0].dim() else torch.stack(c) for c in columns]
 
 
-@pytest.mark.parametrize(("of", "pad"), [(lambda ids: torch.tensor(len(ids)), 0), (torch.ones_like, {0: 0, 1: 0})])
+@pytest.mark.parametrize("edges", [(4, 9), (9,)])
+@pytest.mark.parametrize(
+    ("most", "told", "pad"), [(100, lambda ids: torch.tensor(len(ids)), 0), (2, torch.ones_like, {0: 0, 1: 0})]
+)
 @pytest.mark.usefixtures("little_noise")
-def test_lengths_of_padded_texts_are_refused_and_those_of_the_data_set_are_right(of: Any, pad: Any) -> None:
-    texts = [(torch.randint(1, 30, (length,)), torch.tensor(length % 2)) for length in (3, 9, 2, 5, 4, 7)]
-    given = [(ids, of(ids), label) for ids, label in texts]
+def test_texts_that_are_padded_to_the_longest_in_whole_batches_and_in_pieces(
+    edges: Any, most: int, told: Any, pad: Any
+) -> None:
+    texts: Any = [(torch.randint(1, 30, (length,)), torch.tensor(length % 2)) for length in (3, 9, 2, 5, 4, 7)]
+    given: Any = [(ids, told(ids), label) for ids, label in texts]
     model, loop = MeanOfWords(), lambda m, ids, told, y: F.cross_entropy(m(ids, told), y)
-    alone = sum(clipped_sum(model, loop, with_lengths_or_masks([each]), C).vector for each in given)
-    shown: Any = PaddedBuckets(texts, (4, 9))
-    computed: Any = lambda batch: with_lengths_or_masks([(ids, of(ids), label) for ids, label in batch])  # noqa: E731
-    with pytest.raises(ValueError, match="length of a record that PaddedBuckets has padded from 3 to 4: let the data"):
-        private(model, shown, data_loader=DataLoader(shown, 6, collate_fn=computed))
-    shown = PaddedBuckets(given, (4, 9), pad=pad)
-    loader: Any = DataLoader(shown, 6, collate_fn=with_lengths_or_masks)
-    _, wrapped, optimizer, pieces = private(model, shown, data_loader=loader)
-    for piece in pieces:
-        loop(wrapped, *piece).backward()
-        optimizer.step()
+    alone = [clipped_sum(model, loop, padded_to_the_longest([record]), C).vector for record in given]
+
+    def made(records: Any, collate: Any = padded_to_the_longest) -> Any:
+        return private(model, texts, data_loader=DataLoader(records, len(texts), collate_fn=collate))
+
+    with pytest.raises(ValueError, match=r"noisette\.PaddedBuckets\(dataset.*Opacus loop.*max_physical_batch_size=1"):
+        next(iter(made(given)[-1]))
+    close_run(model)
+    with pytest.raises(ValueError, match=r"the length of a record that PaddedBuckets has padded from 3 to .: let the"):
+        made(PaddedBuckets(texts, edges), lambda b: padded_to_the_longest([(ids, told(ids), y) for ids, y in b]))
+    engine, wrapped, optimizer, loader = made(PaddedBuckets(given, edges, pad=pad))
+    widths = []
+    with BatchMemoryManager(data_loader=loader, max_physical_batch_size=most, optimizer=optimizer) as in_pieces:
+        for ids, *others in in_pieces if most < 100 else loader:
+            optimizer.zero_grad()
+            loop(wrapped, ids, *others).backward()
+            optimizer.step()
+            widths.append(ids.shape[1])
+    assert widths == ([*edges] if most == 100 else [9] * 3 if len(edges) == 1 else [4, 4, 9, 9])
+    assert (engine._run.steps_taken, len(in_pieces), "step" in vars(optimizer)) == (1, 1, False)
     found = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
-    torch.testing.assert_close(found.double(), alone / 6, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(found.double(), sum(alone) / len(texts), rtol=1e-4, atol=1e-6)
 
 
 def test_a_learning_rate_that_follows_the_number_of_pieces_is_refused() -> None:

@@ -63,6 +63,11 @@ class Boundary:
     def pieces(self, batch: Batch, optimizer: Any, most: int) -> Iterator[Any]:
         """The batch in pieces of at most so many records and of one bucket; ``optimizer.step()`` waits for the last."""
         left = len(batch.indices)
+        if not left:  # the release is noise alone, and is made all the same
+            self.begin_records(0)
+            optimizer.step()
+            optimizer.zero_grad()
+            return
         for piece in batch.microbatches(most):
             count = batch.current or 0
             left -= count

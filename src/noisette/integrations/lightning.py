@@ -529,14 +529,8 @@ class LightningRun:
     def give_batch(self, module: Any) -> None:
         """Draw a batch and give it to a ``training_step`` that calls ``backward`` and steps the optimizer itself."""
         assert self.boundary is not None
-        run, batch = self._next()
-        [optimizer] = [
-            each for each in module.trainer.strategy._lightning_optimizers if each.optimizer is run.optimizer
-        ]
-        if not len(batch.indices):  # the release is noise alone, and is made all the same
-            self.boundary.begin_records(0)
-            optimizer.step()
-            return
+        (run, batch), trainer = self._next(), module.trainer
+        optimizer = trainer.strategy._lightning_optimizers[trainer.optimizers.index(run.optimizer)]
         others = [part for part in module.children() if self.part not in (module, part)]
         modes = [(each, each.training) for part in others for each in part.modules()]
         for part in others:  # in training mode the batch norm of a generator would mix the batch, and count it

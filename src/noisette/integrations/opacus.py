@@ -208,11 +208,6 @@ class PoissonLoader:
                 if k == 0:
                     warn("all steps of the run were taken, so no batch is left: declare as many epochs as are trained")
                 return
-            if not len(batch.indices):  # the release is noise alone, and is made all the same
-                self._boundary.begin_records(0)
-                self._optimizer.step()
-                self._optimizer.zero_grad()
-                continue
             yield from self._boundary.pieces(batch, self._optimizer, self.most)
 
 
