@@ -98,7 +98,7 @@ class Boundary:
             return torch.func.functional_call(model, released, args, kwargs)
         if self._piece and self._piece[0].count < self._left:
             self._end_piece(run)
-        run.before_call()
+        run.keep_seed_secret()
         found = self.clip.record_rows(Microbatch(args, kwargs))
         if not found.values:
             return found.output

@@ -178,7 +178,6 @@ class PrivateHooks(PrivateCall):
         super().on_train_epoch_end()
 
     def on_train_end(self) -> None:
-        self.trainer.callback_metrics["epsilon"] = torch.tensor(self._private_run.epsilon())
         super().on_train_end()
         self._private_run.close()
 

@@ -30,9 +30,8 @@ _MOST_STEPS = 1_000_000  # of a run that was given its noise; its cost is that o
 class PrivacyEngine:
     """Makes a model, an optimizer and a loader private, by the arguments of Opacus' ``PrivacyEngine``.
 
-    The model is called as :class:`~noisette.integrations.boundary.Boundary` says. As with Opacus, the criterion is
-    yours, a mean or a sum in which each record's term depends on its own row of the outputs alone, as is what the loop
-    computes in front of the model and what it prints.
+    The model is called as :mod:`noisette.integrations.boundary` says, with what it asks of the loop. As with Opacus,
+    what the loop prints is private.
 
     Args:
         accountant: ``"prv"`` (the privacy loss distribution), ``"rdp"`` or ``"gdp"``.

@@ -310,10 +310,6 @@ class PrivateRun(Displayed, DpSgd):
 
         atomic_files.write(Path(path), own_page(self, delta).encode(errors="backslashreplace"))
 
-    def before_call(self) -> None:
-        """Called before a loop calls the model itself with records of the batch: random numbers are secret then."""
-        self._keep_seed_secret()
-
     def accumulate_recorded(self, calls: Sequence[RecordedCall], scale: float) -> None:
         """Lines 2 and 3 for a loop that computes losses by itself: a piece of the current microbatch.
 
