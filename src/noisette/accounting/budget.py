@@ -13,7 +13,7 @@ from noisette.accounting.events import Event, StepRelease, event_of, facts_of
 from noisette.accounting.filters import RenyiFilter, RenyiOdometer, all_events
 from noisette.accounting.interface import Accountant
 from noisette.accounting.ledger import Ledger, RecordedRun, Series, declared
-from noisette.errors import PrivacyError, all_of, count, exactly_one, open_fraction, positive
+from noisette.errors import PrivacyError, all_of, count, exactly_one, positive
 
 
 def check_numbers(
@@ -110,11 +110,8 @@ class PrivacyBudget:
 
     def epsilon(self, of: Mapping[Series, int], *, delta: float) -> float:
         """Epsilon of what a ledger has paid or made; of several declarations the odometer's, or the budget if kept."""
-        open_fraction(delta=delta)
-        left = delta - NOISE_TAIL
-        declarations = declared(of.items())
-        if left <= 0:
-            return math.inf
+        check_ranges(delta=delta)
+        left, declarations = delta - NOISE_TAIL, declared(of.items())
         if len(declarations) < 2:
             return self.accountant.compose(all_events(declarations)).epsilon(delta=left)
         found = RenyiOdometer().compose(all_events(declarations)).epsilon(delta=left)
@@ -127,16 +124,14 @@ class PrivacyBudget:
         """How this many further steps would exceed the budget, if they do."""
         further = [(self._terms.recorded.series(self._terms.event), steps)] if steps else []
         declarations = declared([*self.ledger.paid.items(), *further])
-        if (left := delta - NOISE_TAIL) <= 0:
-            return f"no epsilon at a delta of {delta:g}"
         if len(declarations) < 2:
-            epsilon = self.accountant.compose(all_events(declarations)).epsilon(delta=left)
+            epsilon = self.accountant.compose(all_events(declarations)).epsilon(delta=delta - NOISE_TAIL)
             by = f"the {self.accountant.name} accountant"
         else:
             limit = RenyiFilter(budget, delta)
             if problem := limit.problem_of_plans(declarations):
                 return problem
-            epsilon = limit.compose(all_events(declarations)).epsilon(delta=left)
+            epsilon = limit.compose(all_events(declarations)).epsilon(delta=delta - NOISE_TAIL)
             by = f"the Rényi filter, for {len(declarations)} declarations"
         if epsilon <= budget * (1 + 1e-9):  # the last digits depend on the order of the events
             return None

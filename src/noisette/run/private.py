@@ -325,10 +325,6 @@ class PrivateRun(Displayed, DpSgd):
         batch.bounded += count
         batch.current = batch.current - count or None
 
-    def check_budget(self) -> None:
-        """A PrivacyError if the remaining steps do not fit in the budget, with everything in the ledger."""
-        self._paid.check_budget(self.steps_left)
-
     def save(self, folder: Path | str, extras: Mapping[str, Any] | None = None) -> None:
         """Write a checkpoint from which another process can resume this run; it replaces an older one.
 
@@ -462,7 +458,7 @@ class PrivateRun(Displayed, DpSgd):
                     if not run._fingerprint.fits(run._dataset, run._user_numbers, ranks):
                         problem = f"the data set is not the one that the run began with ({COMPARED})"
                         raise ValueError(f"{problem}; resume it with the same records of the same users")
-                    run.check_budget()
+                    run._paid.check_budget(run.steps_left)
                 saved.restore_state(bound, optimizer)
             if ranks.size > 1:
                 ranks.check_equal("the end of the checkpoint", lambda: digests_of(bound.model))
@@ -635,7 +631,7 @@ def privatize(
             run = PrivateRun.on_ranks(make, ranks, owned)
     if noise_multiplier is not None:
         try:
-            run.check_budget()
+            run._paid.check_budget(run.steps_left)
         except BaseException:
             run.close()
             raise
