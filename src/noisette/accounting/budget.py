@@ -96,6 +96,7 @@ class RunParameters:
         return cls(event, *numbers, declaration=str(facts.get("declaration", "")))
 
 
+@dataclass(eq=False)
 class PrivacyBudget:
     """Computes the privacy cost of a run together with everything else in its ledger at the time of each call.
 
@@ -103,10 +104,9 @@ class PrivacyBudget:
     chosen by each other's results, see :mod:`noisette.accounting.filters`, if it was fixed before the first of them.
     """
 
-    def __init__(self, terms: RunParameters, accountant: Accountant, ledger: Ledger) -> None:
-        self.accountant = accountant
-        self.ledger = ledger
-        self._terms = terms
+    _terms: RunParameters
+    accountant: Accountant
+    ledger: Ledger
 
     def epsilon(self, of: Mapping[Series, int], *, delta: float) -> float:
         """Epsilon of what a ledger has paid or made; of several declarations the odometer's, or the budget if kept."""

@@ -158,14 +158,14 @@ class Boundary:
 @contextmanager
 def _steps_left_out(optimizer: Any) -> Iterator[None]:
     """Within it ``optimizer.step()`` does nothing."""
-    before, rates = vars(optimizer).get("step"), [group.get("lr") for group in optimizer.param_groups]
+    before = {name: own for name, own in vars(optimizer).items() if name == "step"}
+    rates = [group.get("lr") for group in optimizer.param_groups]
     optimizer.step = lambda *_: None
     try:
         yield
     finally:
         del optimizer.step
-        if before is not None:
-            optimizer.step = before
+        vars(optimizer).update(before)
     if rates != [group.get("lr") for group in optimizer.param_groups]:
         raise PrivacyError(
             "the learning rate was changed between two pieces of a batch, whose number is private: step the scheduler "

@@ -370,10 +370,8 @@ class LightningRun:
 
     def __post_init__(self) -> None:
         self._ledger = self._given_ledger  # once chosen it is kept: later fits of the same weights add to it
-        self._processes = 1
         self._source: Any = None  # of the training loader, as given to fit
         self._loader: Any = None
-        self._refused: list[str] = []
         self._saved: Mapping[str, Any] | None = None  # what a checkpoint to go on from says of the run
         self._last: dict[str, Any] | None = None  # what a checkpoint says after the end of a fit
         self._run: PrivateRun | None = None
@@ -400,10 +398,7 @@ class LightningRun:
             trainer.strategy.configure_ddp = lambda: None
 
     def steps(self, module: Any, of_module: Any) -> range:
-        """The numbers of the steps of an epoch, which Lightning gets in the place of batches, once its data are set up.
-
-        ``of_module`` makes the module's own loader.
-        """
+        """The numbers of an epoch's steps, which Lightning gets as batches; ``of_module`` makes the module's loader."""
         if self._loader is None:
             made = of_module if self._source is module else getattr(self._source, "train_dataloader", None)
             loader = made() if callable(made) else self._source

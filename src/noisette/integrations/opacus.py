@@ -187,10 +187,7 @@ class PrivateModule(nn.Module):
 
 
 class PoissonLoader:
-    """Poisson batches of the data set; a pass has as many steps as a record has one expected turn in.
-
-    A batch comes in pieces of at most ``most`` records, each of one bucket; ``optimizer.step()`` waits for the last.
-    """
+    """Poisson batches of the data set; a pass has as many steps as a record has one expected turn in."""
 
     def __init__(self, run: PrivateRun, boundary: Boundary, loader: DataLoader[Any]) -> None:
         self.dataset, self.batch_size, self.most, self._boundary = loader.dataset, loader.batch_size, WHOLE, boundary
@@ -201,13 +198,11 @@ class PoissonLoader:
         return self._steps
 
     def __iter__(self) -> Iterator[Any]:
-        for k in range(self._steps):
-            batch = next(self._batches, None)
-            if batch is None:
-                if k == 0:
-                    warn("all steps of the run were taken, so no batch is left: declare as many epochs as are trained")
-                return
+        batch = None
+        for _, batch in zip(range(self._steps), self._batches, strict=False):
             yield from self._boundary.pieces(batch, self._optimizer, self.most)
+        if batch is None:
+            warn("all steps of the run were taken, so no batch is left: declare as many epochs as are trained")
 
 
 @contextmanager

@@ -220,10 +220,7 @@ class PaddedBuckets:
         return len(self._records)
 
     def __getitem__(self, index: int) -> Any:
-        return self._of_length(index, self.edges[self._edge_of[index]])
-
-    def _of_length(self, index: int, edge: int) -> Any:
-        record = self._records[index]
+        record, edge = self._records[index], self.edges[self._edge_of[index]]
         padded: dict[Name, Tensor] = {}
         for name, (sequence, fill) in self._sequences(index, record).items():
             padded[name] = sequence.new_full((edge, *sequence.shape[1:]), fill)
@@ -238,7 +235,8 @@ class PaddedBuckets:
         """Refuse a function that makes lengths, or a mask, of how long a record is: it gets records that are padded."""
         for index, length in self._shorter:
             edge = self.edges[self._edge_of[index]]
-            own, padded = (tensors(collate([self._of_length(index, each)])) for each in (length, edge))
+            alone = PaddedBuckets([self._records[index]], length, pad=self._pad)
+            own, padded = (tensors(collate([one])) for one in (alone[0], self[index]))
             for one, other in zip(own, padded, strict=False):
                 expected = (length, edge) if one.shape == other.shape else (1, 1)
                 if (one == expected[0]).all() and (other == expected[1]).all():

@@ -102,10 +102,10 @@ def records_of(dataset: Any, collate_fn: Collate | None = None, dtype: torch.dty
     if collate_fn is default_collate:
         collate_fn = None
     if isinstance(dataset, PaddedBuckets):
-        if collate_fn is None:
-            return Records(len(dataset), dataset.collate, dataset.buckets)
-        dataset.check_collate(collate_fn)
-        return Records(len(dataset), EachAlone(dataset, collate_fn), dataset.buckets)
+        if collate_fn is not None:
+            dataset.check_collate(collate_fn)
+        padded = dataset.collate if collate_fn is None else EachAlone(dataset, collate_fn)
+        return Records(len(dataset), padded, dataset.buckets)
     if isinstance(dataset, TensorDataset) and collate_fn is None:
         named = ("__getitem__", "__getitems__", "__len__")
         if all(getattr(type(dataset), name, None) is getattr(TensorDataset, name, None) for name in named):
