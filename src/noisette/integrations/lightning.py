@@ -454,7 +454,7 @@ class LightningRun:
         self._step, self._hooks, self._convert = step, hooks, trainer.precision_plugin.convert_input
         self._handles = [optimizer.register_step_pre_hook(partial(_after_release, module))]
         self._handles += [each.register_step_pre_hook(self._check_no_records) for each in free]
-        self._free = [p for each in free for group in each.param_groups for p in group["params"]]
+        self._free = free
         if trainer.checkpoint_callbacks and self._processes == 1:  # so that it fails before the first release
             Path(trainer.default_root_dir).mkdir(parents=True, exist_ok=True)
             with TemporaryDirectory(prefix="rehearsal-", dir=trainer.default_root_dir) as folder:
@@ -534,10 +534,10 @@ class LightningRun:
                 for piece in self.boundary.pieces(batch, optimizer, WHOLE):
                     self._step(_changed(self._convert(piece), self._hooks))
         finally:
-            for each, mode in modes:
-                each.training = mode
-            for p in self._free:
-                p.grad = None
+            for part, mode in modes:
+                part.training = mode
+            for each in self._free:
+                each.zero_grad()
 
     def _check_no_records(self, optimizer: Any, *_: object) -> None:
         if self.computes_loss:
