@@ -7,7 +7,7 @@ import pytest
 from scipy.special import ndtr
 
 from noisette.accounting import BallsInBinsGaussian, Gaussian, PldAccountant, PoissonGaussian, balls_in_bins
-from noisette.accounting.balls_in_bins import pass_directions, random_allocation
+from noisette.accounting.balls_in_bins import pass_directions
 from noisette.accounting.privacy_loss import directions_of
 
 
@@ -97,17 +97,10 @@ def test_extreme_passes_have_a_complete_distribution(bins, noise):
 
 
 @pytest.mark.parametrize(
-    ("chosen", "noise", "lower", "upper"), [(2, 1.0, 2.79896, 2.86305), (3, 1.5, 2.03393, 2.10918)]
+    ("passes", "rate", "noise", "lower", "upper"),
+    [({10: 20}, 0.1, 1.0, 2.79896, 2.86305), ({6: 6, 7: 14}, 0.15, 1.5, 2.03393, 2.10918)],
 )
-def test_each_record_in_several_of_twenty_batches_costs_what_another_library_computes(chosen, noise, lower, upper):
-    allocated = random_allocation(batches=20, chosen=chosen, noise_multiplier=noise)
-    assert sum(allocated.values()) == 20
+def test_passes_over_parts_of_twenty_batches_cost_what_another_library_computes(passes, rate, noise, lower, upper):
+    allocated = {BallsInBinsGaussian(bins, noise): steps for bins, steps in passes.items()}
     assert lower <= cost(allocated, 1e-5) <= upper
-    assert cost(allocated, 1e-5) < cost({PoissonGaussian(chosen / 20, noise): 20}, 1e-5)
-
-
-def test_a_record_in_all_batches_is_in_each_and_one_in_more_is_refused():
-    whole = random_allocation(batches=4, chosen=4, noise_multiplier=2.0, passes=5)
-    assert cost(whole, 1e-5) == cost({Gaussian(2.0): 20}, 1e-5)
-    with pytest.raises(ValueError, match="chosen=5, batches=4"):
-        random_allocation(batches=4, chosen=5, noise_multiplier=2.0)
+    assert cost(allocated, 1e-5) < cost({PoissonGaussian(rate, noise): 20}, 1e-5)

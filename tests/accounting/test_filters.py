@@ -181,7 +181,7 @@ def test_one_run_costs_what_its_accountant_says_however_often_it_is_resumed():
     budget, terms = spending(ledger, steps=1000)
     for _ in range(2):
         reserve(ledger, 100, terms.recorded)
-    assert budget.epsilon(delta=DELTA) == PldAccountant().compose({STEP: 200}).epsilon(delta=DELTA)
+    assert budget.epsilon(ledger.paid, delta=DELTA) == PldAccountant().compose({STEP: 200}).epsilon(delta=DELTA)
     budget.check_budget(800)
 
 
@@ -193,8 +193,8 @@ def test_beside_a_charge_epsilon_is_the_odometer_s_or_the_budget():
     reserve(ledger, 1000, terms.recorded)
     together = PldAccountant().compose(ledger.events).epsilon(delta=DELTA)
     odometer = RenyiOdometer().compose(all_events(ledger.declarations)).epsilon(delta=DELTA)
-    assert together < free.epsilon(delta=DELTA) == pytest.approx(odometer, rel=1e-9)
-    assert bound.epsilon(delta=DELTA) == pytest.approx(min(odometer, EPSILON), rel=1e-9)
+    assert together < free.epsilon(ledger.paid, delta=DELTA) == pytest.approx(odometer, rel=1e-9)
+    assert bound.epsilon(ledger.paid, delta=DELTA) == pytest.approx(min(odometer, EPSILON), rel=1e-9)
 
 
 def test_a_budget_beside_a_charge_is_kept_by_the_filter():
@@ -228,7 +228,7 @@ def test_nothing_follows_a_run_that_was_stopped_before_it_spent_the_whole_budget
         budget.check_budget(1)
     of_first = RunParameters(first, 100.0, 1000, delta=DELTA, epsilon=EPSILON, run=run.id)
     PrivacyBudget(of_first, PldAccountant(), ledger).check_budget(990)
-    assert not math.isinf(budget.epsilon(delta=DELTA))
+    assert not math.isinf(budget.epsilon(ledger.paid, delta=DELTA))
 
 
 def simulated_delta(accountant: Accountant | None, epsilon: float, delta: float, trials: int) -> tuple[float, float]:

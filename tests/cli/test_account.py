@@ -113,6 +113,7 @@ def test_each_number_is_found_from_the_other_four(missing, expected, tolerance):
         (PLAN | {"--expected-batch-size": "5"}, ["exactly one of sampling_rate and expected_batch_size", "belong"]),
         (EXPECTED | {"--expected-batch-size": "0", "--epochs": "-1"}, ["expected_batch_size > 0", "epochs > 0"]),
         (WHOLE, ["noise_multiplier, steps, sampling_rate, epsilon, delta", "leave out"]),
+        (BUDGET | {"--delta": "1e-300"}, ["expected delta above 1e-30", "got delta=1e-300"]),
         ({}, ["noise_multiplier, steps, sampling_rate, epsilon, delta are missing"]),
         (without("--steps") | {"--noise-multiplier": "nan"}, ["noise_multiplier=nan"]),
         (without("--sampling-rate"), ["the sampling rate is not solved for"]),

@@ -124,14 +124,6 @@ def test_every_kind_of_event_has_words_and_a_price(tmp_path, event, words):
     assert min(float(row["epsilon"]) for row in priced["prices"]) > 0
 
 
-def test_a_delta_that_the_tail_of_the_noise_takes_is_said_in_words(tmp_path):
-    with Ledger(tmp_path / "any.jsonl") as ledger:
-        ledger.charge(PoissonGaussian(0.01, 1.0), 10_000)
-    shown = run("price", tmp_path / "any.jsonl", "--delta", "1e-30")
-    assert "so give a larger one" in " ".join(shown.stdout.split())
-    assert "so give a larger one" not in run("price", tmp_path / "any.jsonl", "--delta", "1e-5").stdout
-
-
 def test_a_release_is_recorded_in_the_ledger_of_a_run_that_was_cut_off(tmp_path):
     ledger = tmp_path / "run.unfinished-1" / "ledger.jsonl"
     ledger.parent.mkdir()

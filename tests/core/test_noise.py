@@ -13,7 +13,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from noisette.accounting.budget import NOISE_TAIL
+from noisette.accounting.calibrate import NOISE_TAIL
 from noisette.core import noise as noise_module
 from noisette.core.noise import TILE, GaussianNoise, SecretKey, Window
 

@@ -42,7 +42,7 @@ class Run:
     def __init__(self, clip: PerExampleClip) -> None:
         self.clip = clip
 
-    def before_call(self) -> None:
+    def keep_seed_secret(self) -> None:
         pass
 
     def accumulate_recorded(self, calls: list[RecordedCall], scale: float) -> None:

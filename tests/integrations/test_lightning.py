@@ -36,6 +36,20 @@ class Inputs(Classifier):
         return batch | {"x": torch.cat([x[:, :2], x[:, 2:] - x[:, 2:].mean(0)], 1)}
 
 
+class Texts(Classifier):  # by manual optimization
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.net = nn.Sequential(nn.EmbeddingBag(9, 3, padding_idx=0), nn.Linear(3, 2))
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(F.cross_entropy(self(x), y))
+        optimizer.step()
+
+
 class Watching(lightning.Callback):
     def __init__(self) -> None:
         self.gradients: dict[str, Tensor] = {}
@@ -65,21 +79,27 @@ def of_two_columns(module: Any, x: Tensor, y: Tensor) -> Tensor:
     return of_tuple(module, x * torch.tensor([1.0, 1.0, 0.0]), y)
 
 
+TEXTS = torch.arange(1, 9).expand(8, 8).tril(), torch.arange(SIZE) % 2  # each a word longer than the one before
+BUCKETS = noisette.PaddedBuckets([(x[x > 0], y) for x, y in zip(*TEXTS, strict=True)], (4, 8))
+
+
 @pytest.mark.parametrize(
-    ("module", "dataset", "loss_of", "precision"),
+    ("module", "records", "dataset", "loss_of", "precision"),
     [
-        (Classifier, TensorDataset(*rows()), of_tuple, "32-true"),
-        (Classifier, list(zip(*rows(), strict=True)), of_tuple, "64-true"),
-        (Inputs, [{"x": x, "y": y} for x, y in zip(*rows(), strict=True)], of_two_columns, "64-true"),
+        (Classifier, rows(), TensorDataset(*rows()), of_tuple, "32-true"),
+        (Classifier, rows(), list(zip(*rows(), strict=True)), of_tuple, "64-true"),
+        (Inputs, rows(), [{"x": x, "y": y} for x, y in zip(*rows(), strict=True)], of_two_columns, "64-true"),
+        (Texts, TEXTS, BUCKETS, of_tuple, "64-true"),
     ],
 )
 @pytest.mark.usefixtures("little_noise")
-def test_gradients_are_those_of_single_records(tmp_path, module, dataset, loss_of, precision) -> None:
-    watching = Watching()
+def test_gradients_are_those_of_single_records(tmp_path, module, records, dataset, loss_of, precision) -> None:
+    watching, made = Watching(), module()
     training = trainer(tmp_path, max_steps=1, callbacks=[watching], precision=precision, limit_val_batches=0)
-    training.fit(private(module(), microbatch_size=3), loader(dataset, batch_size=SIZE))
-    truth = clipped_sum(module(), loss_of, rows(), 0.5)
-    assert (truth.norms > 0.5).any()
+    truth = clipped_sum(made, loss_of, records, 0.1)
+    training.fit(private(made, microbatch_size=3, max_grad_norm=0.1), loader(dataset, batch_size=SIZE))
+    assert watching.calls == ["batch", "released", "stepped"]
+    assert (truth.norms > 0.1).any()
     assert watching.gradients.keys() == truth.sums.keys()
     rtol, atol = (1e-4, 1e-7) if precision == "32-true" else (1e-8, 1e-9)
     for name, gradient in watching.gradients.items():
@@ -163,8 +183,8 @@ def test_loaders_of_data_modules_and_modules_are_taken(tmp_path: Path) -> None:
             return loader()
 
     training = trainer(tmp_path / "one")
-    training.fit(private(), datamodule=Data())
-    assert training.global_step == 8
+    training.fit(private(public_size=13, delta=1e-4), datamodule=Data())
+    assert training.global_step == 2 * training.num_training_batches == paid(tmp_path / "one") == 14, "by declared size"
     assert "val_loss" in training.callback_metrics
     training = trainer(tmp_path / "two", max_epochs=-1, max_steps=3)
     training.fit(private(WithLoader()))
@@ -182,12 +202,6 @@ def test_epsilon_is_that_of_the_last_step(tmp_path: Path, every: int | None) -> 
     training.fit(private(), loader())
     assert training.global_step == paid(tmp_path) == 5
     assert float(training.callback_metrics["epsilon"]) == pytest.approx(spent_in(tmp_path))
-
-
-def test_epochs_follow_the_declared_size(tmp_path: Path) -> None:
-    training = trainer(tmp_path, max_epochs=1)
-    training.fit(private(public_size=13, delta=1e-4), loader())
-    assert training.global_step == training.num_training_batches == paid(tmp_path) == 7
 
 
 class Annealed(Classifier):
@@ -208,39 +222,6 @@ def test_a_captured_step_follows_the_numbers_that_it_reads(tmp_path: Path, monke
     training.fit(private(Annealed(rate=0.0), microbatch_size=8), loader(batch_size=SIZE))
     assert max(norms[:10]) < 1e-3
     assert min(norms[10:]) > 1e-2
-
-
-class Manual(Classifier):
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        x, y = batch
-        optimizer = self.optimizers()
-        optimizer.zero_grad()
-        loss = F.cross_entropy(self(x), y)
-        self.manual_backward(loss)
-        optimizer.step()
-        self.log("train_loss", loss)
-        self.log_dict({"largest": self(x).max()})
-
-
-@pytest.mark.usefixtures("little_noise")
-def test_manual_optimization_by_the_boundary(tmp_path: Path) -> None:
-    found = []
-    for made in (Classifier(rate=0.0), Manual()):
-        watching = Watching()
-        training = trainer(tmp_path / f"{len(found)}", max_epochs=3, callbacks=[watching])
-        training.fit(private(made), loader(batch_size=SIZE), held_out())
-        found.append(watching.gradients)
-        assert training.global_step == paid(tmp_path / f"{len(found) - 1}") == 3
-        assert training.callback_metrics.keys() == {"epsilon", "val_loss"}
-        assert watching.calls == ["batch", "released", "stepped"] * 3
-        assert not made.optimizers(use_pl_optimizer=False)._optimizer_step_pre_hooks, "the module is plain again"
-    assert found[0].keys() == found[1].keys() == {name for name, _ in Classifier().named_parameters()}
-    for name, gradient in found[0].items():
-        torch.testing.assert_close(gradient, found[1][name], rtol=1e-4, atol=1e-6)
 
 
 def test_pytorch_lightning_works_as_well(tmp_path: Path) -> None:
@@ -358,12 +339,12 @@ class WithHook(Classifier):
     [
         (nn.Linear(2, 2), "expected a LightningModule, got a Linear"),
         (lightning.LightningModule(), "has no training_step\n.*has no configure_optimizers"),
-        (WithHook(), "overrides backward"),
+        (WithHook(), "overrides backward.*\n.*automatic_optimization = False.*\n.*no part of WithHook, which has net"),
     ],
 )
 def test_modules_that_cannot_be_private_are_refused(module: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        private(module)
+        private(module, discriminator="critic")
     with pytest.raises(ValueError, match="delta"):
         private(delta=0.0)
     with pytest.raises(ValueError, match="private already"):
@@ -514,55 +495,65 @@ def test_two_processes_train_the_same_weights(tmp_path: Path) -> None:
 
 
 class Gan(lightning.LightningModule):
-    """The remedy of the refusal: the generator is out of the module, which has a frozen copy."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(3, 4), nn.LeakyReLU(), nn.Linear(4, 1))
-        self.generator = [nn.Linear(2, 3)]
-        self.copied = copy.deepcopy(self.generator[0]).requires_grad_(False)
-        self.of_generator = torch.optim.Adam(self.generator[0].parameters(), lr=0.01)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        real, _ = batch
-        return F.softplus(-self(real)).mean() + F.softplus(self(self.copied(torch.randn(len(real), 2)))).mean()
-
-    def on_train_batch_end(self, *_: Any) -> None:
-        loss = F.softplus(-self(self.generator[0](torch.randn(16, 2)))).mean()
-        self.of_generator.zero_grad()
-        loss.backward()
-        self.of_generator.step()
-        self.zero_grad()
-        self.copied.load_state_dict(self.generator[0].state_dict())
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.Adam(self.net.parameters(), lr=0.01)
-
-
-class Two(Gan):
-    def __init__(self) -> None:
+    def __init__(self, *, within: bool = False, real: bool = False) -> None:
         super().__init__()
         self.automatic_optimization = False
+        self.generator = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+        self.discriminator = nn.Sequential(nn.Linear(3, 4), nn.LeakyReLU(), nn.Linear(4, 1))
+        self.within, self.real = within, real
+
+    def forward(self, noise: Tensor) -> Tensor:
+        return self.generator(noise)
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        real, _ = batch
+        of_generator, of_discriminator = self.optimizers()
+        on_fakes = F.softplus(self.discriminator(self(torch.randn(len(real), 2)).detach())).mean()
+        of_discriminator.zero_grad()
+        self.manual_backward(F.softplus(-self.discriminator(real)).mean() + on_fakes)
+        of_discriminator.step()
+        self.log("loss", on_fakes)
+        self.log_dict({"largest": real.max()})
+        if self.real:  # a mistake: the generator sees records
+            self.manual_backward((self(torch.randn(len(real), 2)) - real).square().mean())
+        if self.within:
+            of_generator.step()
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        of_generator, _ = self.optimizers()
+        assert all(p.grad is None for p in self.generator.parameters())
+        loss = F.softplus(-self.discriminator(self(torch.randn(16, 2)))).mean()
+        self.log("generator_loss", loss)
+        self.manual_backward(loss)
+        of_generator.step()
+        of_generator.zero_grad()
 
     def configure_optimizers(self) -> Any:
-        return [super().configure_optimizers(), self.of_generator]
+        return [torch.optim.Adam(part.parameters(), lr=0.01) for part in (self.generator, self.discriminator)]
 
 
-def test_two_optimizers_are_refused_before_the_first_release_and_the_remedy_trains_both(tmp_path: Path) -> None:
-    ledger = tmp_path / "ledger.jsonl"
-    with pytest.raises(ValueError, match="2 optimizers, where a private fit has one: for a GAN"):
-        trainer(tmp_path).fit(private(Two(), ledger=ledger), loader())
+def test_the_discriminator_of_a_gan_is_private_and_its_generator_is_trained_without_records(tmp_path: Path) -> None:
+    ledger, saving = tmp_path / "ledger.jsonl", saved_every_three(tmp_path)
+    declared = {"ledger": ledger, "discriminator": "discriminator"}
+    with pytest.raises(ValueError, match=r"2 optimizers .* for a GAN name .*discriminator=\"discriminator\""):
+        trainer(tmp_path).fit(private(Gan(), ledger=ledger), loader())
     assert not ledger.exists()
-    gan = Gan()
-    before = [copy.deepcopy(part.state_dict()) for part in (gan.net, gan.generator[0])]
-    fit = trainer(tmp_path)
-    fit.fit(private(gan, ledger=ledger), loader())
-    assert fit.callback_metrics["epsilon"] <= 8
-    for part, old in zip((gan.net, gan.generator[0]), before, strict=True):
-        assert any(not torch.equal(old[name], value) for name, value in part.state_dict().items())
+    with pytest.raises(noisette.PrivacyError, match="in on_train_batch_end"):
+        trainer(tmp_path / "within").fit(private(Gan(within=True), discriminator="discriminator"), loader())
+    gan, watching = Gan(real=True), Watching()
+    before = copy.deepcopy(gan.state_dict())
+    fit = trainer(tmp_path, callbacks=[watching, saving])
+    fit.fit(private(gan, **declared), loader())
+    assert paid(tmp_path) == fit.global_step == 8
+    assert fit.callback_metrics.keys() == {"epsilon", "generator_loss"}
+    assert all(not torch.equal(before[name], value) for name, value in gan.state_dict().items())
+    assert gan.generator[1].num_batches_tracked == 8, "of images that count no records"
+    assert {name.split(".")[0] for name in watching.gradients} == {"discriminator"}
+    assert watching.calls == ["batch", "released", "stepped"] * 8
+    assert not any(each._optimizer_step_pre_hooks for each in fit.optimizers), "the module is plain again"
+    again = trainer(tmp_path)
+    again.fit(private(Gan(), **declared), loader(), ckpt_path=tmp_path / "step=3.ckpt")
+    assert (again.global_step, paid(tmp_path)) == (3, 8)
 
 
 class Backbone(Classifier):

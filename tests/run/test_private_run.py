@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import math
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -18,6 +17,7 @@ from noisette.core.batches import Batch
 from noisette.core.noise import GaussianNoise, SecretKey
 from noisette.core.release import ROUNDING
 from noisette.run.loading import JointBatch
+from noisette.run.sampling import CyclicPoisson, Poisson
 from oracle import clipped_sum
 from small_loop import loss, take_steps
 from small_loop import start as start_half
@@ -184,9 +184,9 @@ def test_calibrated_run_stays_within_its_budget(accountant):
 def test_epsilon_where_delta_is_below_the_tail():
     with start(small(), noise_multiplier=0.6) as run:
         take_steps(run)
-        assert run.epsilon(delta=1e-30) == math.inf
-        with pytest.raises(ValueError, match="delta"):
-            run.epsilon(delta=0)
+        assert run.epsilon(delta=2e-30) == run.accountant.compose(run.ledger.events).epsilon(delta=1e-30)
+        with pytest.raises(ValueError, match="delta above 1e-30"):
+            run.epsilon(delta=1e-30)
 
 
 def test_step_is_reserved_before_its_batch_is_drawn(tmp_path, monkeypatch):
@@ -203,6 +203,16 @@ def test_step_is_reserved_before_its_batch_is_drawn(tmp_path, monkeypatch):
         assert all(count > step for step, count in reserved)
         assert ledger.committed == 20
     assert Ledger.read(tmp_path / "ledger.jsonl").events == {run.event: 20}
+
+
+@pytest.mark.parametrize("sampling", [Poisson(), CyclicPoisson(2)])
+def test_epsilon_counts_the_steps_taken_and_a_statement_those_reserved(sampling, tmp_path):
+    with start(small(), ledger=tmp_path / "ledger.jsonl", steps=80, sampling=sampling) as run:
+        take_steps(run, steps=1)
+        more, price = (run.accountant.compose({run.event: steps}).epsilon(delta=1e-5) for steps in (4, 1))
+        assert "80 planned, 4 reserved in the ledger and covered by epsilon, 1" in " ".join(run.statement(1e-5).split())
+        spent = run.epsilon(delta=1e-5)
+    assert more > run.epsilon(delta=1e-5) == spent == pytest.approx(price)
 
 
 def whole(run: PrivateRun) -> tuple[Tensor, Tensor]:

@@ -13,9 +13,7 @@ from typing import NamedTuple, Self
 import numpy as np
 import scipy  # scipy.special, a fifth of a second, is imported on first use
 
-from noisette.accounting.events import BallsInBinsGaussian, Events
 from noisette.accounting.privacy_loss import ROUNDING, Directions, LogMass, LossDistribution
-from noisette.errors import count
 
 # Points of a grid at the same distance; then the distance doubles. So it is 1/512 to 1/256 of that to the least number.
 WIDTH = 256
@@ -47,25 +45,6 @@ def pass_directions(bins: int, noise_multiplier: float, tail: float) -> Directio
         LossDistribution(error - np.log(s[::-1]), masses[::-1], 2 * sums * share),
         LossDistribution(error + np.log(s), masses * s, 2 * sums * share),
     )
-
-
-def random_allocation(*, batches: int, chosen: int, noise_multiplier: float, passes: int = 1) -> Events:
-    """Events that bound passes in which each record is in exactly ``chosen`` of the batches, drawn at random.
-
-    Divide the batches of a pass at random into so many groups of nearly equal size, and let a record be in one batch of
-    each: then it is in any ``chosen`` batches with equal probability. Knowing the groups can only help an attacker, and
-    with them each group is a pass of balls in bins of its own.
-    Source: Feldman and Shenfeld 2025, "Privacy Amplification by Random Allocation".
-
-    >>> random_allocation(batches=100, chosen=8, noise_multiplier=2.0)
-    {BallsInBinsGaussian(bins=12, noise_multiplier=2.0): 48, BallsInBinsGaussian(bins=13, noise_multiplier=2.0): 52}
-    """
-    count(batches=batches, chosen=chosen, passes=passes)
-    if chosen > batches:
-        raise ValueError(f"expected chosen <= batches, got chosen={chosen}, batches={batches}")
-    size, larger = divmod(batches, chosen)
-    groups = {size: chosen - larger, size + 1: larger}
-    return {BallsInBinsGaussian(bins, noise_multiplier): bins * n * passes for bins, n in groups.items() if n}
 
 
 class _Sum(NamedTuple):

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Self
 
-from noisette.accounting.calibrate import SEE_PLAN, Given, check_ranges
+from noisette.accounting.calibrate import NOISE_TAIL, SEE_PLAN, Given, check_ranges
 from noisette.accounting.events import Event, StepRelease, event_of, facts_of
 from noisette.accounting.filters import RenyiFilter, RenyiOdometer, all_events
 from noisette.accounting.interface import Accountant
-from noisette.accounting.ledger import Ledger, RecordedRun, declared
-from noisette.errors import PrivacyError, all_of, count, exactly_one, open_fraction, positive
+from noisette.accounting.ledger import Ledger, RecordedRun, Series, declared
+from noisette.errors import PrivacyError, all_of, count, exactly_one, positive
 
 
 def check_numbers(
@@ -96,11 +96,7 @@ class RunParameters:
         return cls(event, *numbers, declaration=str(facts.get("declaration", "")))
 
 
-# What the end of the tail of this library's noise adds to delta at most, at any epsilon up to 900: of all releases
-# together, up to 1e40 values with noise, whatever the mechanisms are. See ``core.noise``.
-NOISE_TAIL = 1e-30
-
-
+@dataclass(eq=False)
 class PrivacyBudget:
     """Computes the privacy cost of a run together with everything else in its ledger at the time of each call.
 
@@ -108,20 +104,16 @@ class PrivacyBudget:
     chosen by each other's results, see :mod:`noisette.accounting.filters`, if it was fixed before the first of them.
     """
 
-    def __init__(self, terms: RunParameters, accountant: Accountant, ledger: Ledger) -> None:
-        self.accountant = accountant
-        self.ledger = ledger
-        self._terms = terms
+    _terms: RunParameters
+    accountant: Accountant
+    ledger: Ledger
 
-    def epsilon(self, *, delta: float) -> float:
-        """Epsilon of the ledger at this delta; of several declarations that of the odometer, or the budget if kept."""
-        open_fraction(delta=delta)
-        left = delta - NOISE_TAIL
-        declarations = self.ledger.declarations
-        if left <= 0:
-            return math.inf
+    def epsilon(self, of: Mapping[Series, int], *, delta: float) -> float:
+        """Epsilon of what a ledger has paid or made; of several declarations the odometer's, or the budget if kept."""
+        check_ranges(delta=delta)
+        left, declarations = delta - NOISE_TAIL, declared(of.items())
         if len(declarations) < 2:
-            return self.accountant.compose(self.ledger.events).epsilon(delta=left)
+            return self.accountant.compose(all_events(declarations)).epsilon(delta=left)
         found = RenyiOdometer().compose(all_events(declarations)).epsilon(delta=left)
         budget, of_budget = self._terms.epsilon, self._terms.delta
         if budget is not None and of_budget is not None and delta >= of_budget:
@@ -132,16 +124,14 @@ class PrivacyBudget:
         """How this many further steps would exceed the budget, if they do."""
         further = [(self._terms.recorded.series(self._terms.event), steps)] if steps else []
         declarations = declared([*self.ledger.paid.items(), *further])
-        if (left := delta - NOISE_TAIL) <= 0:
-            return f"no epsilon at a delta of {delta:g}"
         if len(declarations) < 2:
-            epsilon = self.accountant.compose(all_events(declarations)).epsilon(delta=left)
+            epsilon = self.accountant.compose(all_events(declarations)).epsilon(delta=delta - NOISE_TAIL)
             by = f"the {self.accountant.name} accountant"
         else:
             limit = RenyiFilter(budget, delta)
             if problem := limit.problem_of_plans(declarations):
                 return problem
-            epsilon = limit.compose(all_events(declarations)).epsilon(delta=left)
+            epsilon = limit.compose(all_events(declarations)).epsilon(delta=delta - NOISE_TAIL)
             by = f"the Rényi filter, for {len(declarations)} declarations"
         if epsilon <= budget * (1 + 1e-9):  # the last digits depend on the order of the events
             return None

@@ -24,10 +24,21 @@ SEE_PLAN = "`noisette plan --size N --epsilon E --delta D` lists the batches, ep
 NO_EVENTS: Events = MappingProxyType({})
 Given: TypeAlias = float | None  # a parameter of a run that may be left out
 
+# What the end of the tail of this library's noise adds to delta at most, at any epsilon up to 900: of all releases
+# together, up to 1e40 values with noise, whatever the mechanisms are. See ``core.noise``.
+NOISE_TAIL = 1e-30
+
+
+def _above_tail(*, delta: float) -> None:
+    open_fraction(delta=delta)
+    if delta <= NOISE_TAIL:
+        raise ValueError(f"expected delta above {NOISE_TAIL:g}, which the tail of the noise may take, got {delta=:g}")
+
+
 _RANGES: dict[str, Callable[..., None]] = {
     **dict.fromkeys(("epsilon", "noise_multiplier", "epochs", "expected_batch_size"), positive),
     **dict.fromkeys(("steps", "batch_size", "size", "public_size", "bands", "group_size"), count),
-    **{"delta": open_fraction, "sampling_rate": probability},
+    **{"delta": _above_tail, "sampling_rate": probability},
 }
 
 

@@ -212,6 +212,16 @@ class Ledger(Displayed, AbstractContextManager["Ledger"]):
             return {series: tally.paid for series, tally in self._tallies.items() if tally.paid}
 
     @property
+    def made(self) -> Mapping[Series, int]:
+        """What is :attr:`paid` without the steps that this process has reserved ahead, and would give back."""
+        with self.lock:
+            made = Counter(self.paid)
+            for run, unused in self._unused.items():
+                for event, steps in unused.items():
+                    made[run.series(event)] -= steps - steps % event.round_length  # as in :meth:`release`
+        return +made
+
+    @property
     def declarations(self) -> list[Declaration]:
         """What counts, by what was declared together; each may have been chosen by the results of those before."""
         return declared(self.paid.items())

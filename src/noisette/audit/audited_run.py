@@ -35,6 +35,7 @@ from noisette.training.run_folder import RUN_FILE, FinishedRun
 __all__ = ["RunAudit", "audit_run"]
 
 DELTAS = (1e-2, 1e-5)  # error rates prove most at a large delta
+_FALSE_ALARM = 1e-6
 _RECORDS = 256  # random ones, that are trained on
 
 OnStep = Callable[[int, int], None]  # takes the number of steps done, and of all
@@ -55,7 +56,6 @@ class RunAudit(Audit):
     inside: np.ndarray
     outside: np.ndarray
     points: tuple[Point, ...]
-    false_alarm: float
 
     @property
     def findings(self) -> tuple[str, ...]:
@@ -66,7 +66,7 @@ class RunAudit(Audit):
         )
 
     def facts(self) -> dict[str, Any]:
-        scores = {"scores_in": self.inside.size, "scores_out": self.outside.size, "false_alarm": self.false_alarm}
+        scores = {"scores_in": self.inside.size, "scores_out": self.outside.size, "false_alarm": _FALSE_ALARM}
         return super().facts() | scores | {"points": [p._asdict() for p in self.points]}
 
 
@@ -78,7 +78,6 @@ def audit_run(
     steps: int,
     canary_model: step_audit.CanaryModel | None = None,
     deltas: Sequence[float] = DELTAS,
-    false_alarm: float = 1e-6,
     on_step: OnStep = lambda done, of: None,
 ) -> RunAudit:
     """Score canaries over a whole run of :func:`noisette.privatize`, and test the epsilon that is guaranteed.
@@ -91,19 +90,15 @@ def audit_run(
         noise_multiplier, sampling_rate, steps: of the run.
         canary_model: model, records and losses; ``Rows(20_000)`` unless given.
         deltas: at which epsilon is tested.
-        false_alarm: probability that a correct mechanism is called a violation, at any of the deltas.
         on_step: called after each step with the number of steps done, and of all.
 
-    Guarantee: the scores are independent for the documented mechanism, so a guarantee that holds is refuted with
-    probability ``false_alarm`` at most.
+    Guarantee: the scores are independent for the documented mechanism, so a guarantee that holds is refuted, at any of
+    the deltas, with probability 1e-6 at most.
 
     Raises:
         ValueError, PrivacyError: a number outside its domain; the bound refuses the model or the losses.
     """
-    checks.all_of(
-        lambda: checks.open_fraction(false_alarm=false_alarm),
-        *(lambda delta=delta: checks.open_fraction(delta=delta) for delta in deltas),
-    )
+    checks.all_of(*(lambda delta=delta: checks.open_fraction(delta=delta) for delta in deltas))
     made = canary_model if canary_model is not None else step_audit.Rows(20_000)
     half = made.canaries // 2
     records = torch.cat([made.records[:half], made.records[made.canaries :]])
@@ -124,10 +119,10 @@ def audit_run(
         guaranteed = [run.epsilon(delta=delta) for delta in deltas] if step == steps else []
     inside, outside = total[:half], total[half:]
     points = tuple(
-        Point(delta, epsilon, certified_epsilon(inside, outside, delta=delta, alpha=false_alarm / len(deltas)))
+        Point(delta, epsilon, certified_epsilon(inside, outside, delta=delta, alpha=_FALSE_ALARM / len(deltas)))
         for delta, epsilon in zip(deltas, guaranteed, strict=True)
     )
-    return RunAudit(inside, outside, points, false_alarm)
+    return RunAudit(inside, outside, points)
 
 
 @dataclass(frozen=True)

@@ -398,9 +398,7 @@ class NeighbourAudit(Audit):
         return super().facts() | {"pairs": self.reached.size, "worst": self.worst}
 
 
-def audit_neighbours(
-    bound: GradientBound, draw: Draw, loss: Loss, *, pairs: int = 50, others: int = 15
-) -> NeighbourAudit:
+def audit_neighbours(bound: GradientBound, draw: Draw, loss: Loss, *, pairs: int = 50) -> NeighbourAudit:
     """Compare the sums, before noise, of batches that differ by one record, on a model of your own, without dropout.
 
     A third of the differing records is used as drawn; the others are scaled by 10 or 1000.
@@ -409,18 +407,18 @@ def audit_neighbours(
         bound: of the model. It is closed.
         draw: returns this number of random public records, as columns of the model's inputs and what the losses need.
         loss: as for a run, see :class:`noisette.Loss`.
-        pairs: number of pairs, each with this number of ``others`` in both batches.
+        pairs: number of pairs, each with 15 other records in both batches.
 
     Raises:
         ValueError, PrivacyError: a number outside its domain; the bound refuses the loss.
     """
-    checks.count(pairs=pairs, others=others)
+    checks.count(pairs=pairs)
     for module in bound.model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.eval()
     reached = []
     for k in range(pairs):
-        shared, (inputs, *rest) = draw(others), draw(1)
+        shared, (inputs, *rest) = draw(15), draw(1)
         extra = (inputs * _SCALES[k % len(_SCALES)] if inputs.is_floating_point() else inputs, *rest)
         both = tuple(torch.cat(columns) for columns in zip(shared, extra, strict=True))
         reached.append(float((_sum(bound, both, loss) - _sum(bound, shared, loss)).norm()))

@@ -14,8 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from noisette.accounting import Accountant, DiscreteGaussian, DpAmount, Event, Gaussian, Laplace, Ledger, Neighbouring
-from noisette.accounting.budget import NOISE_TAIL
-from noisette.accounting.calibrate import check_ranges
+from noisette.accounting.calibrate import NOISE_TAIL, check_ranges
 from noisette.accounting.events import ZcdpAmount, facts_of
 from noisette.accounting.filters import RenyiOdometer, check_one_relation, curve_for
 from noisette.accounting.ledger import LEDGER_FILE
@@ -201,7 +200,7 @@ def price(
     if records_per_user is not None and group_size != 1:
         raise ValueError("give group_size or records_per_user, not both")
     delta = _delta_of_run(path) if delta is None else delta
-    events, left, declarations = read.events, delta - NOISE_TAIL, len(read.declarations)
+    events, declarations = read.events, len(read.declarations)
     neighbouring = Neighbouring.ADD_OR_REMOVE_USER
     if records_per_user is None:
         check_one_relation(events)
@@ -212,7 +211,7 @@ def price(
         """Epsilon, or why this accountant has none."""
         try:
             curve = curve_for(events, accountant, records_per_user or group_size, neighbouring)
-            return curve.epsilon(delta=left) if left > 0 else math.inf
+            return curve.epsilon(delta=delta - NOISE_TAIL)
         except UnsupportedEventError as error:
             return str(error)
 
@@ -251,9 +250,7 @@ def price(
             below.append(("odometer", str(adaptive)))
     for name, value, description in rows:  # the reason is printed where one accountant is chosen
         table.add_row(name, rounded_up(value) if isinstance(value, float) else "not supported", description)
-    if left <= 0:
-        below.append(("", f"the end of the noise's tail may take {NOISE_TAIL:g} of delta, so give a larger one"))
-    elif math.inf in epsilons.values():
+    if math.inf in epsilons.values():
         below.append(("", "inf: there is no guarantee at this delta, because noise is too small or amounts too large"))
     _print(table, [*below, ("neighbouring", relation), ("data set", read.dataset), *signature.items()])
 

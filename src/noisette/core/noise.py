@@ -19,7 +19,7 @@ finely there as anywhere else, unless U < 2^-1560 = 1e-470.
 - That one of N pairs has such a U happens with probability N 2^-1560 at most, whatever the data. So where the mechanism
   with all pairs exact but for rounding is (epsilon, delta)-private, this one is (epsilon, delta + (1 + e^epsilon) N
   2^-1560)-private. For all pairs of all runs together, N < 1e40, and any epsilon < 900, the addition is below 1e-30
-  (``accounting.budget.NOISE_TAIL``).
+  (``accounting.calibrate.NOISE_TAIL``).
 
 Attacks on the last digits of released numbers are left out, as everywhere in this library.
 

@@ -290,7 +290,7 @@ class DpSgd:
             )
         microbatch = Microbatch(batch, keywords)
         whole = self._current_batch(microbatch.count)
-        self._keep_seed_secret()
+        self.keep_seed_secret()
         try:
             if whole.is_blank:
                 self.bound.accumulate_nothing()
@@ -305,7 +305,7 @@ class DpSgd:
             whole.bounded += 0 if whole.is_blank else microbatch.count
             whole.current = None
 
-    def _keep_seed_secret(self) -> None:
+    def keep_seed_secret(self) -> None:
         """Seed torch secretly again where the data set or the loop has seeded it since the batch began."""
         if torch.initial_seed() != self._seed:
             self._seed = seed_secretly()

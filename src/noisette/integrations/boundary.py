@@ -15,7 +15,8 @@ Source: Abadi et al. 2016, algorithm 1, lines 6 and 7, by the chain rule at the 
 """
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from noisette.clipping.engines import RecordedCall, Returned
+from noisette.core.batches import Batch
 from noisette.core.loss import Microbatch
 from noisette.core.trees import leaves, tensors, with_leaves
 from noisette.errors import PrivacyError
@@ -58,6 +60,25 @@ class Boundary:
         uncompiled: Any = torch.compiler.disable(before_step)
         self._hook = optimizer.register_step_pre_hook(uncompiled)
 
+    def pieces(self, batch: Batch, optimizer: Any, most: int) -> Iterator[Any]:
+        """The batch in pieces of at most so many records and of one bucket; ``optimizer.step()`` waits for the last."""
+        left = len(batch.indices)
+        if not left:  # the release is noise alone, and is made all the same
+            self.begin_records(0)
+            optimizer.step()
+            optimizer.zero_grad()
+            return
+        for piece in batch.microbatches(most):
+            count = batch.current or 0
+            left -= count
+            self.begin_records(count)
+            if not left:
+                yield piece
+                return
+            with _steps_left_out(optimizer):
+                yield piece
+            self.end_records()
+
     def begin_records(self, records: int) -> None:
         """So many records of the batch come next: all of it, or a piece that the loop takes by itself."""
         self._batch, self._left, self._piece = self._batch + 1, records, []
@@ -77,7 +98,7 @@ class Boundary:
             return torch.func.functional_call(model, released, args, kwargs)
         if self._piece and self._piece[0].count < self._left:
             self._end_piece(run)
-        run.before_call()
+        run.keep_seed_secret()
         found = self.clip.record_rows(Microbatch(args, kwargs))
         if not found.values:
             return found.output
@@ -132,6 +153,24 @@ class Boundary:
                 "of a call of the model itself, not of a part of it, in training mode; where two parts of a batch "
                 "enter one loss, call the model once, with both"
             )
+
+
+@contextmanager
+def _steps_left_out(optimizer: Any) -> Iterator[None]:
+    """Within it ``optimizer.step()`` does nothing."""
+    before = {name: own for name, own in vars(optimizer).items() if name == "step"}
+    rates = [group.get("lr") for group in optimizer.param_groups]
+    optimizer.step = lambda *_: None
+    try:
+        yield
+    finally:
+        del optimizer.step
+        vars(optimizer).update(before)
+    if rates != [group.get("lr") for group in optimizer.param_groups]:
+        raise PrivacyError(
+            "the learning rate was changed between two pieces of a batch, whose number is private: step the scheduler "
+            "after each epoch, or take each batch whole, of PaddedBuckets with one edge"
+        )
 
 
 class _Outputs(torch.autograd.Function):

@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 import shutil
 import warnings
-from collections import UserList
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cache, partial, reduce
 from importlib import import_module
 from inspect import signature
@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sequent
 
 from noisette.accounting.budget import check_numbers
 from noisette.core.batches import Batch
+from noisette.core.steps import held_by
 from noisette.errors import PrivacyError, plain
 from noisette.integrations.boundary import WHOLE, Boundary
 from noisette.run.checkpoint import Fingerprint, SavedRun, capture_state, check_declared_again
@@ -48,6 +49,7 @@ def make_private(
     noise_multiplier: float | None = None,
     microbatch_size: MicrobatchSize = "auto",
     ledger: Path | str | None = None,
+    discriminator: str | None = None,
 ) -> Any:
     """Make ``Trainer.fit`` of a module release noised sums of clipped per-example gradients alone.
 
@@ -55,8 +57,8 @@ def make_private(
     and ``batch_size`` from the training loader; its batches are Poisson samples of that expected size. Steps and noise
     follow from ``max_epochs`` or ``max_steps``. ``training_step`` is called with a batch of one record, for each
     record; what it logs is private and left out. With ``automatic_optimization = False`` it is called with the whole
-    batch, calls ``self(x)``, ``manual_backward`` and the optimizer's ``step``, once, for a mean of the records' losses:
-    each row of ``self(x)`` is computed apart.
+    batch, or a bucket of it, calls ``self(x)``, ``manual_backward`` and the optimizer's ``step``, once, for a mean of
+    the records' losses: each row of ``self(x)`` is computed apart.
 
     Args:
         module: a ``LightningModule`` with one optimizer.
@@ -65,6 +67,9 @@ def make_private(
         microbatch_size: examples that are processed at once, which only bounds memory.
         ledger: the file that records every release. Unless given, ``ledger.jsonl`` in the folder of the first ``fit``'s
             logs; later fits of this module add to it.
+        discriminator: the name of the part of a GAN, with manual optimization, that records train. It is called in the
+            place of ``self``. The rest is in ``eval`` mode meanwhile, and its optimizers step in
+            ``on_train_batch_end``, which gets no record.
 
     Guarantee: that of :func:`noisette.privatize` for the training records: all weights, checkpoints and logs of ``fit``
     together are (epsilon, delta)-differentially private. Validation, and choices made by it (early stopping, the best
@@ -81,11 +86,15 @@ def make_private(
     check_numbers(expected_batch_size=1.0, sampling_rate=None, steps=1, epochs=None, **declared)
     if isinstance(module, PrivateHooks):
         raise ValueError("this module is private already")
-    if problems := list(_problems_of_module(module)):
+    if problems := list(_problems_of_module(module, discriminator)):
         raise ValueError("\n".join(problems))
-    own = type(module)
-    module.__class__ = type(f"Private{own.__name__}", (PrivateHooks, own), {"__module__": own.__module__})
-    module._private_run = LightningRun(declared | {"max_grad_norm": plain(max_grad_norm)}, microbatch_size, ledger)
+    declared["max_grad_norm"] = plain(max_grad_norm)
+    part = module if discriminator is None else getattr(module, discriminator)
+    run = LightningRun(part, declared, microbatch_size, None if ledger is None else Path(ledger).resolve())
+    for each, methods in {part: PrivateCall, module: PrivateHooks}.items():
+        own = type(each)
+        each.__class__ = type(f"Private{own.__name__}", (methods, own), {"__module__": own.__module__})
+        each._private_run = run
     return module
 
 
@@ -105,10 +114,24 @@ def _noted(name: str) -> Any:
     return property(read)
 
 
-class PrivateHooks(_Module):
-    """The methods that Lightning calls in a private ``fit``, in front of those of the user's module."""
+class PrivateCall(_Module):
+    """With manual optimization, what the module of the records returns is behind a boundary for gradients."""
 
     _private_run: LightningRun
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        run = self._private_run
+        if run.boundary is None or run.part is not self or run.is_called:
+            return super().__call__(*args, **kwargs)
+        run.is_called = True  # by the boundary
+        try:
+            return run.boundary.call(*args, **kwargs)
+        finally:
+            run.is_called = False
+
+
+class PrivateHooks(PrivateCall):
+    """The methods that Lightning calls in a private ``fit``, in front of those of the user's module."""
 
     def configure_callbacks(self) -> list[Any]:
         given = super().configure_callbacks()
@@ -118,7 +141,7 @@ class PrivateHooks(_Module):
             callbacks.append(_closing(module_of_lightning(self).__module__.removesuffix(".core.module"))())
         return callbacks
 
-    def train_dataloader(self) -> Steps:
+    def train_dataloader(self) -> range:
         return self._private_run.steps(self, super().train_dataloader)
 
     def on_train_start(self) -> None:
@@ -135,17 +158,6 @@ class PrivateHooks(_Module):
             return None
         self._private_run.accumulate(self)
         return torch.full((), math.nan, device=self.device)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """With manual optimization, what the module returns is behind a boundary that gradients do not pass."""
-        run = self._private_run
-        if run.boundary is None or run.is_called:
-            return super().__call__(*args, **kwargs)
-        run.is_called = True  # by the boundary
-        try:
-            return run.boundary.call(*args, **kwargs)
-        finally:
-            run.is_called = False
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         if not self.automatic_optimization:
@@ -166,7 +178,6 @@ class PrivateHooks(_Module):
         super().on_train_epoch_end()
 
     def on_train_end(self) -> None:
-        self.trainer.callback_metrics["epsilon"] = torch.tensor(self._private_run.epsilon())
         super().on_train_end()
         self._private_run.close()
 
@@ -198,10 +209,10 @@ class PrivateHooks(_Module):
 
     # The numbers of steps are no batch that a hook of the user's could change
     def _on_before_batch_transfer(self, batch: Any, **where: Any) -> Any:
-        return batch if isinstance(batch, Step) else super()._on_before_batch_transfer(batch, **where)
+        return batch if isinstance(batch, int) else super()._on_before_batch_transfer(batch, **where)
 
     def _apply_batch_transfer_handler(self, batch: Any, **where: Any) -> Any:
-        return batch if isinstance(batch, Step) else super()._apply_batch_transfer_handler(batch, **where)
+        return batch if isinstance(batch, int) else super()._apply_batch_transfer_handler(batch, **where)
 
 
 def _transfer_hooks(module: Any, own: Any) -> Iterator[Callable[..., Any]]:
@@ -293,7 +304,7 @@ def module_of_lightning(module: Any) -> Any:
     return next((base for base in type(module).__mro__ if base.__module__ in _MODULES), None)
 
 
-def _problems_of_module(module: Any) -> Iterator[str]:
+def _problems_of_module(module: Any, discriminator: str | None) -> Iterator[str]:
     lightning, own = module_of_lightning(module), type(module)
     if lightning is None:
         yield f"expected a LightningModule, got a {own.__name__}"
@@ -303,6 +314,10 @@ def _problems_of_module(module: Any) -> Iterator[str]:
     for hook, why in _OWN_HOOKS.items():
         if getattr(own, hook) is not getattr(lightning, hook):
             yield f"{own.__name__} overrides {hook}: {why}"
+    if discriminator is not None and module.automatic_optimization:
+        yield "discriminator= needs a module with automatic_optimization = False, whose training_step trains that part"
+    if discriminator not in (None, *(parts := dict(module.named_children()))):
+        yield f"discriminator={discriminator!r} is no part of {own.__name__}, which has {', '.join(parts)}"
 
 
 def _problems_of_fit(module: Any) -> Iterator[str]:
@@ -344,26 +359,19 @@ def _fingerprint_of(ledger: Path, run: str) -> Path:
     return ledger.parent / "private-run" / run  # while the run is unfinished
 
 
-class Step(int):
-    """The number of a step within its epoch, which Lightning gets in place of a batch."""
-
-
-class Steps(UserList[Step]):
-    """A loader of step numbers; Lightning takes a plain list for several loaders."""
-
-
+@dataclass(eq=False)
 class LightningRun:
-    """The private runs of a module, one for each ``fit``."""
+    """The private runs of a module, of which records train this part, one for each ``fit``."""
 
-    def __init__(self, declared: Mapping[str, Any], microbatch_size: MicrobatchSize, ledger: Path | str | None) -> None:
-        self._declared = declared
-        self._microbatch_size: MicrobatchSize = microbatch_size
-        self._given_ledger = None if ledger is None else Path(ledger).resolve()
+    part: nn.Module
+    _declared: Mapping[str, Any]
+    _microbatch_size: MicrobatchSize
+    _given_ledger: Path | None
+
+    def __post_init__(self) -> None:
         self._ledger = self._given_ledger  # once chosen it is kept: later fits of the same weights add to it
-        self._processes = 1
         self._source: Any = None  # of the training loader, as given to fit
         self._loader: Any = None
-        self._refused: list[str] = []
         self._saved: Mapping[str, Any] | None = None  # what a checkpoint to go on from says of the run
         self._last: dict[str, Any] | None = None  # what a checkpoint says after the end of a fit
         self._run: PrivateRun | None = None
@@ -389,16 +397,16 @@ class LightningRun:
         if self._processes > 1:  # the run adds up the ranks' gradients; a wrapper would wait for them in .grad
             trainer.strategy.configure_ddp = lambda: None
 
-    def steps(self, module: Any, of_module: Any) -> Steps:
-        """The loader for Lightning, once its data are set up; ``of_module`` makes the module's own."""
+    def steps(self, module: Any, of_module: Any) -> range:
+        """The numbers of an epoch's steps, which Lightning gets as batches; ``of_module`` makes the module's loader."""
         if self._loader is None:
             made = of_module if self._source is module else getattr(self._source, "train_dataloader", None)
             loader = made() if callable(made) else self._source
             self._refused = list(problems_of_loader(loader))
             if self._refused:  # by `begin`: an error here would leave changes that Lightning makes meanwhile
-                return Steps([Step(0)])
+                return range(1)
             self._loader = loader
-        return Steps(map(Step, range(math.ceil(self._declared["public_size"] / self._batch_size * (1 - 1e-12)))))
+        return range(math.ceil(self._declared["public_size"] / self._batch_size * (1 - 1e-12)))
 
     @property
     def _batch_size(self) -> int:
@@ -417,22 +425,23 @@ class LightningRun:
         """Start the run, or go on with that of the checkpoint, by the module's own ``training_step`` and ``hooks``."""
         if self._refused:
             raise ValueError("\n".join(self._refused))
-        trainer = module.trainer
-        if len(trainer.optimizers) != 1:
+        trainer, of_part = module.trainer, set(map(id, self.part.parameters()))
+        trains = [each for each in trainer.optimizers if held_by(each) & of_part]
+        if len(trains) != 1:
             raise ValueError(
-                f"{len(trainer.optimizers)} optimizers, where a private fit has one: for a GAN return that of the "
-                "discriminator, and keep the generator out of the module, as [generator]. training_step makes fakes by "
-                "a copy with requires_grad_(False); on_train_batch_end trains it by self(generator(noise)), calls "
-                "self.zero_grad(), and loads the copy"
+                f"{len(trains)} optimizers of what records train, where a private fit has one: for a GAN name that "
+                'part, make_private(..., discriminator="discriminator"), with automatic_optimization = False. '
+                "training_step steps its optimizer, and on_train_batch_end, which gets no record, that of the generator"
             )
-        [optimizer] = trainer.optimizers
-        folder = Path(trainer.strategy.broadcast(trainer.log_dir or trainer.default_root_dir))
+        [optimizer], free = trains, [each for each in trainer.optimizers if each not in trains]
+        if free and self._processes > 1:
+            raise ValueError("the generator of a GAN is trained in one process: take Trainer(devices=1)")
         if self._processes > 1:
             module.load_state_dict(trainer.strategy.broadcast(module.state_dict()))
-        clip = PerExampleClip(module, max_grad_norm=self._declared["max_grad_norm"])
+        clip = PerExampleClip(self.part, max_grad_norm=self._declared["max_grad_norm"])
         boundary = None if module.automatic_optimization else Boundary(clip, optimizer, mean=True)
         try:
-            run = self._new(clip, optimizer, trainer, folder) if self._saved is None else self._resumed(clip, trainer)
+            run = (self._new if self._saved is None else self._resumed)(clip, optimizer, trainer)
         except BaseException:
             clip.close()
             raise
@@ -443,7 +452,9 @@ class LightningRun:
                 each.step = partial(_step, each)
         self._batches = run.batches(to=module.device)
         self._step, self._hooks, self._convert = step, hooks, trainer.precision_plugin.convert_input
-        self._hook = optimizer.register_step_pre_hook(partial(_after_release, module))
+        self._handles = [optimizer.register_step_pre_hook(partial(_after_release, module))]
+        self._handles += [each.register_step_pre_hook(self._check_no_records) for each in free]
+        self._free = free
         if trainer.checkpoint_callbacks and self._processes == 1:  # so that it fails before the first release
             Path(trainer.default_root_dir).mkdir(parents=True, exist_ok=True)
             with TemporaryDirectory(prefix="rehearsal-", dir=trainer.default_root_dir) as folder:
@@ -470,7 +481,8 @@ class LightningRun:
         steps = {"steps of max_epochs or max_steps": _last_step(trainer)}
         return {**self._declared, **steps, "batch size of the loader": self._batch_size}
 
-    def _new(self, clip: PerExampleClip, optimizer: Any, trainer: Any, folder: Path) -> PrivateRun:
+    def _new(self, clip: PerExampleClip, optimizer: Any, trainer: Any) -> PrivateRun:
+        folder = Path(trainer.strategy.broadcast(trainer.log_dir or trainer.default_root_dir))
         self._ledger = (self._ledger or folder / "ledger.jsonl").resolve()
         self._ledger.parent.mkdir(parents=True, exist_ok=True)
         return privatize(
@@ -484,9 +496,9 @@ class LightningRun:
             **{name: value for name, value in self._declared.items() if name != "max_grad_norm"},
         )
 
-    def _resumed(self, clip: PerExampleClip, trainer: Any) -> PrivateRun:
+    def _resumed(self, clip: PerExampleClip, optimizer: Any, trainer: Any) -> PrivateRun:
         """The run of a checkpoint whose weights and optimizer state Lightning has restored by now."""
-        facts, (optimizer,) = dict(self._saved or {}), trainer.optimizers
+        facts = dict(self._saved or {})
         check_declared_again(facts.pop(_DECLARED, {}), self._numbers(trainer))
         ledger = self._ledger = self._given_ledger or Path(facts["ledger"])
         folder = _fingerprint_of(ledger, facts["terms"]["run"])
@@ -511,13 +523,29 @@ class LightningRun:
     def give_batch(self, module: Any) -> None:
         """Draw a batch and give it to a ``training_step`` that calls ``backward`` and steps the optimizer itself."""
         assert self.boundary is not None
-        _, batch = self._next()
-        self.boundary.begin_records(len(batch.indices))
-        if not len(batch.indices):  # the release is noise alone, and is made all the same
-            module.optimizers().step()
-            return
-        with self._computing(module):
-            self._step(_changed(self._convert(next(batch.microbatches(WHOLE))), self._hooks))
+        (run, batch), trainer = self._next(), module.trainer
+        optimizer = trainer.strategy._lightning_optimizers[trainer.optimizers.index(run.optimizer)]
+        others = [part for part in module.children() if self.part not in (module, part)]
+        modes = [(each, each.training) for part in others for each in part.modules()]
+        for part in others:  # in training mode the batch norm of a generator would mix the batch, and count it
+            part.eval()
+        try:
+            with self._computing(module):
+                for piece in self.boundary.pieces(batch, optimizer, WHOLE):
+                    self._step(_changed(self._convert(piece), self._hooks))
+        finally:
+            for part, mode in modes:
+                part.training = mode
+            for each in self._free:
+                each.zero_grad()
+
+    def _check_no_records(self, optimizer: Any, *_: object) -> None:
+        if self.computes_loss:
+            raise PrivacyError(
+                f"training_step steps the {type(optimizer).__name__} of what records do not train, and it has records: "
+                "compute the loss of the generator and step its optimizer in on_train_batch_end(self, outputs, batch, "
+                "batch_idx), which gets none"
+            )
 
     def _next(self) -> tuple[PrivateRun, Batch]:
         if self._run is None:
@@ -582,7 +610,8 @@ class LightningRun:
                 shutil.rmtree(folder, ignore_errors=True)
                 with suppress(OSError):
                     folder.parent.rmdir()  # if it was the last one
-            self._hook.remove()
+            for handle in self._handles:
+                handle.remove()
             run.close()
             self._run, self._batches = None, iter(())
             if self.boundary is not None:

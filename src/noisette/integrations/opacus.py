@@ -7,7 +7,6 @@ import copy
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -31,9 +30,8 @@ _MOST_STEPS = 1_000_000  # of a run that was given its noise; its cost is that o
 class PrivacyEngine:
     """Makes a model, an optimizer and a loader private, by the arguments of Opacus' ``PrivacyEngine``.
 
-    The model is called as :class:`~noisette.integrations.boundary.Boundary` says. As with Opacus, the criterion is
-    yours, a mean or a sum in which each record's term depends on its own row of the outputs alone, as is what the loop
-    computes in front of the model and what it prints.
+    The model is called as :mod:`noisette.integrations.boundary` says, with what it asks of the loop. As with Opacus,
+    what the loop prints is private.
 
     Args:
         accountant: ``"prv"`` (the privacy loss distribution), ``"rdp"`` or ``"gdp"``.
@@ -117,11 +115,11 @@ class PrivacyEngine:
             )
         else:
             run = PrivateRun.resume(self._saved, clip, **alike)
-        self._run, self._saved = run, None
-        vars(optimizer).update(max_grad_norm=max_grad_norm, expected_batch_size=batch_size)
-        self._loader, self._resume = PoissonLoader(run, boundary, data_loader), partial(PrivateRun.resume, **alike)
-        model = PrivateModule(run.bound.model, boundary)
-        return (model, optimizer, *([criterion] if "ghost" in grad_sample_mode else []), self._loader)
+        self._run = boundary.run = run
+        found = {"noise_multiplier": run.noise_multiplier, "max_grad_norm": max_grad_norm}
+        vars(optimizer).update(found, expected_batch_size=batch_size)
+        model, loader = PrivateModule(module, boundary), PoissonLoader(run, boundary, data_loader)
+        return (model, optimizer, *([criterion] if "ghost" in grad_sample_mode else []), loader)
 
     def make_private_with_epsilon(
         self, *, target_epsilon: float, target_delta: float, epochs: float, **given: Any
@@ -142,7 +140,7 @@ class PrivacyEngine:
         return self._run
 
     def get_epsilon(self, delta: float) -> float:
-        """Epsilon of all runs of this engine; while a run goes on, with the steps that a ledger file has reserved."""
+        """Epsilon of the steps that all runs of this engine have taken; a crash adds those that a file has reserved."""
         return self._begun.epsilon(delta=delta)
 
     def save_checkpoint(self, *, path: Path | str, module: Any = None, optimizer: Any = None) -> None:
@@ -150,21 +148,16 @@ class PrivacyEngine:
         self._begun.save(path)
 
     def load_checkpoint(self, *, path: Path | str, module: Any = None, optimizer: Any = None) -> None:
-        """Go on with a saved run, of the same arguments and ledger.
+        """Have :meth:`make_private` or :meth:`make_private_with_epsilon`, called after this, go on with a saved run.
 
-        Call it before :meth:`make_private_with_epsilon`, whose budget the saved run has spent, and before or right
-        after :meth:`make_private`. The errors are those of ``PrivateRun.resume``.
+        All arguments are those of the saved run, and so is the ledger. The errors are those of ``PrivateRun.resume``.
         """
-        if self._run is None:
-            self._saved = path
-            return
-        if taken := self._begun.steps_spent:
-            raise PrivacyError(f"load a checkpoint right after make_private: this run has taken {taken} steps")
-        self._begun.close()
-        closed = self._loader.boundary.clip
-        clip = PerExampleClip(closed.model, clipping=closed.clipping, capture="eager")
-        self._run = self._resume(path, clip)
-        self._loader.follow(self._run, clip)
+        if self._run is not None:
+            raise PrivacyError(
+                "load_checkpoint came after make_private, which has begun another run: call it before, on a new "
+                "PrivacyEngine(ledger=PATH); make_private then goes on with the saved run"
+            )
+        self._saved = path
 
 
 class PrivateModule(nn.Module):
@@ -194,66 +187,22 @@ class PrivateModule(nn.Module):
 
 
 class PoissonLoader:
-    """Poisson batches of the data set; a pass has as many steps as a record has one expected turn in.
-
-    A batch comes in pieces of at most ``most`` records, each of one bucket; ``optimizer.step()`` waits for the last.
-    """
+    """Poisson batches of the data set; a pass has as many steps as a record has one expected turn in."""
 
     def __init__(self, run: PrivateRun, boundary: Boundary, loader: DataLoader[Any]) -> None:
-        self.dataset, self.batch_size, self.most, self.boundary = loader.dataset, loader.batch_size, WHOLE, boundary
-        self.follow(run, boundary.clip)
-
-    def follow(self, run: PrivateRun, clip: PerExampleClip) -> None:
-        """Give the batches of this run, whose bound is ``clip``."""
-        self.boundary.run, self.boundary.clip = run, clip
+        self.dataset, self.batch_size, self.most, self._boundary = loader.dataset, loader.batch_size, WHOLE, boundary
         self._optimizer, self._batches, self.sample_rate = run.optimizer, run.batches(), run.sampling_rate
-        vars(run.optimizer)["noise_multiplier"] = run.noise_multiplier
         self._steps = math.ceil(1 / run.sampling_rate * (1 - 1e-12))
 
     def __len__(self) -> int:
         return self._steps
 
     def __iter__(self) -> Iterator[Any]:
-        for k in range(self._steps):
-            batch = next(self._batches, None)
-            if batch is None:
-                if k == 0:
-                    warn("all steps of the run were taken, so no batch is left: declare as many epochs as are trained")
-                return
-            if not len(batch.indices):  # the release is noise alone, and is made all the same
-                self.boundary.begin_records(0)
-                self._optimizer.step()
-                self._optimizer.zero_grad()
-                continue
-            left = len(batch.indices)
-            for piece in batch.microbatches(self.most):
-                count = batch.current or 0
-                left -= count
-                self.boundary.begin_records(count)
-                if not left:
-                    yield piece
-                    break
-                with _steps_left_out(self._optimizer):
-                    yield piece
-                self.boundary.end_records()
-
-
-@contextmanager
-def _steps_left_out(optimizer: Optimizer) -> Iterator[None]:
-    """Within it ``optimizer.step()`` does nothing."""
-    before, rates = vars(optimizer).get("step"), [group.get("lr") for group in optimizer.param_groups]
-    optimizer.step = lambda *_: None  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        del optimizer.step
-        if before is not None:
-            optimizer.step = before  # type: ignore[method-assign]
-    if rates != [group.get("lr") for group in optimizer.param_groups]:
-        raise PrivacyError(
-            "the learning rate was changed between two pieces of a batch, whose number is private: step the scheduler "
-            "after each epoch, or take each batch whole, of PaddedBuckets with one edge"
-        )
+        batch = None
+        for _, batch in zip(range(self._steps), self._batches, strict=False):
+            yield from self._boundary.pieces(batch, self._optimizer, self.most)
+        if batch is None:
+            warn("all steps of the run were taken, so no batch is left: declare as many epochs as are trained")
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Records become rows of tensors, each one alone; buckets of records of similar length."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -209,6 +209,8 @@ class PaddedBuckets:
         self.known_by = records  # by which a resumed run recognises the data set
         lengths = np.fromiter(self._lengths(), dtype=np.int64, count=len(records))
         self._edge_of = np.minimum(np.searchsorted(self.edges, lengths), len(self.edges) - 1)
+        shorter = np.flatnonzero((lengths < np.array(self.edges)[self._edge_of]) & (lengths > 0))[:1].tolist()
+        self._shorter = [(index, int(lengths[index])) for index in shorter]  # the first record that is filled up
         # The bucket of each record: the number of its edge, or of its pair of edges.
         self.buckets = self._edge_of
         if isinstance(records, PaddedBuckets):
@@ -228,6 +230,21 @@ class PaddedBuckets:
         if isinstance(record, tuple):
             return tuple(padded.get(place, value) for place, value in enumerate(record))
         return padded[None]
+
+    def check_collate(self, collate: Callable[[list[Any]], Any]) -> None:
+        """Refuse a function that makes lengths, or a mask, of how long a record is: it gets records that are padded."""
+        for index, length in self._shorter:
+            edge = self.edges[self._edge_of[index]]
+            alone = PaddedBuckets([self._records[index]], length, pad=self._pad)
+            own, padded = (tensors(collate([one])) for one in (alone[0], self[index]))
+            for one, other in zip(own, padded, strict=False):
+                expected = (length, edge) if one.shape == other.shape else (1, 1)
+                if (one == expected[0]).all() and (other == expected[1]).all():
+                    raise ValueError(
+                        f"collate_fn takes the length of a record that PaddedBuckets has padded from {length} to "
+                        f"{edge}: let the data set give it, as in (ids, len(ids), label), or a mask of ones with "
+                        "pad={0: 0, 1: 0}; or compare with the pad, as by ids != 0"
+                    )
 
     def collate(self, at: np.ndarray) -> Any:
         return collated([self[index] for index in at.tolist()], _NOT_PADDED)

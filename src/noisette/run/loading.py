@@ -102,6 +102,8 @@ def records_of(dataset: Any, collate_fn: Collate | None = None, dtype: torch.dty
     if collate_fn is default_collate:
         collate_fn = None
     if isinstance(dataset, PaddedBuckets):
+        if collate_fn is not None:
+            dataset.check_collate(collate_fn)
         padded = dataset.collate if collate_fn is None else EachAlone(dataset, collate_fn)
         return Records(len(dataset), padded, dataset.buckets)
     if isinstance(dataset, TensorDataset) and collate_fn is None:

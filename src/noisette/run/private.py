@@ -192,9 +192,9 @@ class PrivateRun(Displayed, DpSgd):
         by_user = user_records(event, users, dataset, records.size, key)
         if isinstance(event, UserLevel) and by_user is not None:
             records = by_user.of(records, event.records)
-        self._spending = PrivacyBudget(terms, accountant, ledger)
+        self.spending = PrivacyBudget(terms, accountant, ledger)
         self._paid = LedgerAccount(
-            ledger, event, terms.recorded, self._spending.check_budget, ranks, steps=terms.steps, steps_spent=spent
+            ledger, event, terms.recorded, self.spending.check_budget, ranks, steps=terms.steps, steps_spent=spent
         )
         devices = {p.device for p in bound.parameters.values()}
         together = any(map(is_sharded, bound.parameters.values()))
@@ -281,12 +281,13 @@ class PrivateRun(Displayed, DpSgd):
     def epsilon(self, *, delta: float) -> float:
         """Epsilon spent at this delta by everything in the ledger, for adding or removing one record or user.
 
-        While a run goes on, steps that its ledger file has reserved ahead count as well: 64 or fewer.
+        It counts the steps that were taken. In its file the ledger has reserved up to 64 more, which count after a
+        crash, and in :meth:`statement` until the run is closed.
 
         Guarantee: an upper bound, up to 900; with other declarations in the ledger also where they were chosen by each
         other's results.
         """
-        return self._spending.epsilon(delta=delta)
+        return self.spending.epsilon(self.ledger.made, delta=delta)
 
     def statement(self, delta: float) -> str:
         """The privacy statement of the run so far, as ``noisette train`` writes it; a notebook shows it too.
@@ -309,10 +310,6 @@ class PrivateRun(Displayed, DpSgd):
 
         atomic_files.write(Path(path), own_page(self, delta).encode(errors="backslashreplace"))
 
-    def before_call(self) -> None:
-        """Called before a loop calls the model itself with records of the batch: random numbers are secret then."""
-        self._keep_seed_secret()
-
     def accumulate_recorded(self, calls: Sequence[RecordedCall], scale: float) -> None:
         """Lines 2 and 3 for a loop that computes losses by itself: a piece of the current microbatch.
 
@@ -327,10 +324,6 @@ class PrivateRun(Displayed, DpSgd):
         self.bound.accumulate_recorded(calls, scale)
         batch.bounded += count
         batch.current = batch.current - count or None
-
-    def check_budget(self) -> None:
-        """A PrivacyError if the remaining steps do not fit in the budget, with everything in the ledger."""
-        self._paid.check_budget(self.steps_left)
 
     def save(self, folder: Path | str, extras: Mapping[str, Any] | None = None) -> None:
         """Write a checkpoint from which another process can resume this run; it replaces an older one.
@@ -465,7 +458,7 @@ class PrivateRun(Displayed, DpSgd):
                     if not run._fingerprint.fits(run._dataset, run._user_numbers, ranks):
                         problem = f"the data set is not the one that the run began with ({COMPARED})"
                         raise ValueError(f"{problem}; resume it with the same records of the same users")
-                    run.check_budget()
+                    run._paid.check_budget(run.steps_left)
                 saved.restore_state(bound, optimizer)
             if ranks.size > 1:
                 ranks.check_equal("the end of the checkpoint", lambda: digests_of(bound.model))
@@ -638,7 +631,7 @@ def privatize(
             run = PrivateRun.on_ranks(make, ranks, owned)
     if noise_multiplier is not None:
         try:
-            run.check_budget()
+            run._paid.check_budget(run.steps_left)
         except BaseException:
             run.close()
             raise

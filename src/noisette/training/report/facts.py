@@ -464,7 +464,7 @@ def facts_of_run(run: PrivateRun, delta: float) -> OwnFacts:
         steps_taken=run.steps_taken,
         points=(),
         sampling=event.sampling,
-        epsilon=run.epsilon(delta=delta),
+        epsilon=run.spending.epsilon(run.ledger.paid, delta=delta),
         neighbouring=event.relation,
         accountant_version=f"noisette {noisette.__version__}",
         event=event_facts(event),

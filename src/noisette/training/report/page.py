@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 import noisette
 from noisette.accounting import Accountant, Event
-from noisette.accounting.budget import NOISE_TAIL
+from noisette.accounting.calibrate import NOISE_TAIL
 from noisette.accounting.filters import RenyiOdometer
 from noisette.accounting.interface import TradeOff
 from noisette.accounting.registry import ACCOUNTANTS
