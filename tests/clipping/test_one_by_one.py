@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from noisette import OneByOneWarning, PerExampleClip, PrivacyError
 from oracle import example_gradients
@@ -58,6 +59,10 @@ SINGLE: dict[str, Loss] = {
     "numpy": lambda m, x: m(x).square().sum() * float(x.detach().numpy().sum()),
     "nonzero": lambda m, x: m(x).square().sum() * (x > 0).nonzero().shape[0],
     "boolean selection": lambda m, x: m(x)[x[:, :2] > 0].square().sum(),
+    "size made by torch": lambda m, x: F.interpolate(
+        m(x)[None], None, x[0, 0].abs(), recompute_scale_factor=True
+    ).sum(),
+    "random size": lambda m, x: m(x)[:, : torch.randint(2, 3, ())].square().sum(),
     "autograd function": lambda m, x: Cube.apply(m(x)).square().sum(),
 }
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.utils.checkpoint as checkpointing
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from engine_check import Watched
 from model_cases import Forward
@@ -56,6 +57,17 @@ def listed(m: Forward, x: Tensor) -> Tensor:
     return m.f(x)[:, start:end]
 
 
+def size(x: Tensor) -> Tensor:
+    """3, in a tensor; what asks for it is an operation."""
+    return (x < 1e3).sum() - 1
+
+
+def cut(m: Forward, x: Tensor) -> Tensor:
+    out = x.new_zeros(1, 4)
+    out[:, : size(x)] = m.f(x)[:, 1:]
+    return out
+
+
 def hidden(m: Forward, x: Tensor) -> Tensor:
     """Autograd does not see the write, and goes on with what it finds."""
     h = m.f(x).exp()
@@ -79,13 +91,15 @@ def estimated(m: Forward, x: Tensor) -> Tensor:
 
 
 FORMS = [
-    *(guarded, asserted, masked, listed, hidden, again, estimated),
+    *(guarded, asserted, masked, listed, cut, hidden, again, estimated),
     lambda m, x: m.f(x)[:, : int((x < 1e3).sum())] * (x > 1e3).sum().add(2).item(),
     lambda m, x: m.f(x) if torch.allclose(x, x + 1e-12) else m.f(-x),
     lambda m, x: m.f(x)[:, len(torch.unique_consecutive((x < 1e3) * x.new_tensor([1, 1, 2, 1]))) :],
     lambda m, x: m.f(x + torch.zeros(4).requires_grad_()),
-    lambda m, x: m.f(x).narrow(1, 0, (x < 1e3).sum() - 1) + x.new_ones((x < 1e3).sum() - 1),
-    lambda m, x: m.f(x)[:, torch.arange((x < 1e3).sum() - 2)] + torch.zeros(1, (x < 1e3).sum() - 2),
+    lambda m, x: m.f(x).narrow(1, 0, size(x)) + x.new_ones(size(x)),
+    lambda m, x: m.f(x)[:, torch.arange(size(x))] + torch.zeros(1, size(x)),
+    lambda m, x: m.f(x)[:, : size(x)] * torch.arange(4)[: size(x)] + x @ m.f.weight[: size(x)].T,
+    lambda m, x: F.interpolate(m.f(x)[None], size=size(x)) ** size(x),
 ]
 
 

@@ -9,6 +9,7 @@ import hashlib
 import math
 import random
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from torch.autograd.function import FunctionCtx
 from torch.distributions import Distribution
 from torch.overrides import wrap_torch_function
 
-from noisette.core.loss import CallAgainError, Microbatch, Place
+from noisette.core.loss import CALL, CallAgainError, Microbatch, Place
 from noisette.core.trees import Args, Keywords, tensors
 from noisette.errors import PrivacyError
 
@@ -409,21 +410,48 @@ def gradients(
     return tuple([g if g is None else add_example_axis(g, axis, level) for g, axis in zip(found, axes, strict=True)])
 
 
+Answer = Callable[[Any, Tensor], Any]  # what a question, such as ``Tensor.item``, gives for a tensor of each example
+_ANSWER_AT: dict[int, Answer] = {}  # a level
+_BATCHED = torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchBatched)
+
+
+def _value(tensor: Tensor) -> Any:
+    """What an operation gets that takes a number out of a tensor inside of ``vmap``, as ``x[:n]`` does, or a size."""
+    answer = _ANSWER_AT.get(level_of(tensor))
+    # Random numbers are not shared here, as one example at a time they are not; made within an operation it may be one.
+    if answer is None or hasattr(tensor, DRAWN) or not hasattr(tensor, CALL):
+        raise RuntimeError("vmap: an operation calls .item() on a tensor of each example")
+    with torch._C._ExcludeDispatchKeyGuard(_BATCHED):
+        return answer(Tensor.item, tensor)
+
+
+_KERNELS = torch.library.Library("aten", "IMPL", "FuncTorchBatched")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # torch below 2.14 says that it had kernels, which raise the same error
+    for name in ("item", "_local_scalar_dense"):
+        _KERNELS.impl(name, _value)
+
+
 @contextmanager
-def vmap_level(count: int) -> Iterator[int]:
-    """Within it ``vmap`` is in effect for so many examples, each with random numbers of its own; gives its level."""
+def vmap_level(count: int, answer: Answer) -> Iterator[int]:
+    """Within it ``vmap`` is in effect for so many examples, each with random numbers of its own; gives its level.
+
+    ``answer`` is asked where an operation takes the number in a tensor of each example.
+    """
     # Without them vmap runs some operations, such as the negative log-likelihood, once for each example.
     lazy_load_decompositions()
     level = _functorch._vmap_increment_nesting(count, "different")
+    _ANSWER_AT[level] = answer
     try:
         yield level
     finally:
+        del _ANSWER_AT[level]
         _functorch._vmap_decrement_nesting()
 
 
 @contextmanager
 def one_example(
-    model: nn.Module, batch: Microbatch, checkpoint: Callable[..., Iterator[None]] | None = None
+    model: nn.Module, batch: Microbatch, answer: Answer, checkpoint: Callable[..., Iterator[None]] | None = None
 ) -> Iterator[tuple[int, list[Tensor]]]:
     """Within it code computes for all examples at once; gives the level of ``vmap`` and the tensors of one example.
 
@@ -432,7 +460,7 @@ def one_example(
     with as_if_compiled(checkpoint):
         try:
             rows = [tensor.unsqueeze(1) for tensor in batch.tensors]
-            with vmap_level(batch.count) as level:
+            with vmap_level(batch.count, answer) as level:
                 yield level, [add_example_axis(row, 0, level) for row in rows]
         except (RuntimeError, ValueError) as error:
             if isinstance(error, PrivacyError | torch.OutOfMemoryError) or (said := explained(error, model)) is None:

@@ -119,6 +119,15 @@ def pad(data: Tensor, batch_sizes: Tensor, batch_first: bool, padding_value: flo
     return padded.unsqueeze(0 if batch_first else 1), torch.tensor([length])
 
 
+@rewrite(torch._C._nn.pad_sequence, always=True)
+def pad_all(sequences: Sequence[Tensor], batch_first: bool, padding_value: float, padding_side: str) -> Tensor:
+    """Sequences of an example in one tensor, as long as the longest of them."""
+    missing, axes = [max(map(len, sequences)) - len(each) for each in sequences], [0, 0] * (sequences[0].dim() - 1)
+    ends = [axes + ([0, n] if padding_side == "right" else [n, 0]) for n in missing]
+    padded = [F.pad(each, end, value=padding_value) for each, end in zip(sequences, ends, strict=True)]
+    return torch.stack(padded, 0 if batch_first else 1)
+
+
 # Functions of torch that are not operations, and what stands in their place while a loss runs
 
 
