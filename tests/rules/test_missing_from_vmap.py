@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from model_cases import Forward
 from noisette import OneByOneWarning, PerExampleClip
@@ -45,13 +45,6 @@ def written(m: Any, x: Tensor, mask: Tensor) -> Tensor:
     out[mask] = h[mask].exp()
     out[~mask] = 0.5
     return (out * h).sum()
-
-
-def padded(m: Any, x: Tensor, mask: Tensor) -> Tensor:
-    """Selections of an example beside each other, and a leaf in the shape of a weight that asks for a gradient."""
-    h, ends = m(x), torch.zeros_like(m.f[2].bias, requires_grad=True).requires_grad_(True)
-    left, right = [pad_sequence([h[mask], h[0] + ends], True, 0.5, side) for side in ("left", "right")]
-    return (left * right.exp()).sum() + pad_sequence([h.T, h.T[:1]]).square().sum()
 
 
 def transcribed(m: Any, x: Tensor, y: Tensor, n: Tensor) -> Tensor:
@@ -133,7 +126,7 @@ def of_nothing(m: Any, x: Tensor, mask: Tensor) -> Tensor:
 
 
 CASES: dict[Callable[..., Tensor], tuple[Tensor, ...]] = {
-    **dict.fromkeys((selected, by_places, written, of_nothing, padded), (VECTORS, MASKS)),
+    **dict.fromkeys((selected, by_places, written, of_nothing), (VECTORS, MASKS)),
     transcribed: (SEQUENCES, LABELS, LABEL_LENGTHS),
     **dict.fromkeys((packed, packed_by_list), (SEQUENCES, LENGTHS)),
     **dict.fromkeys((gradient_penalty, learned_to_learn, learned_by_functions), (VECTORS, VECTORS.flip(0))),

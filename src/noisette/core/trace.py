@@ -29,11 +29,9 @@ from noisette.errors import PrivacyError, warn
 _LARGE = 2**26  # bytes of copies of one weight; from here on it is said, once, that each example gets one
 _SAID = set[tuple[Operation, torch.Size]]()
 
-_IS_ALL_TRUE = {torch._is_all_true, Tensor._is_all_true}  # pyright: ignore[reportPrivateImportUsage, reportAttributeAccessIssue]
 # What they give with a constant depends on the type and shape of the other argument alone.
 OF_A_CONSTANT = {Tensor.new_tensor, Tensor.to, Tensor.type_as, Tensor.reshape_as}
 _REQUIRE_GRAD = {Tensor.requires_grad_, Tensor.requires_grad.__set__}  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
-_TEXTS = {Tensor.__repr__, Tensor.__format__}
 Recompute = Callable[..., Iterator[None]] | None  # (recorder, a checkpoint's arguments): what stands in its place
 _OPERATORS_OF_FUNCTIONS = "torch._higher_order_ops"  # within a mode these lose gradients without a word
 
@@ -224,8 +222,6 @@ class Recorder(TorchFunctionMode):
             return self._own_leaf(args[0]) if self._own_weights else args[0]  # the result of weights has a gradient
         if not is_batched:
             return self._without_examples(func, args, kwargs, weights)
-        if func is Tensor.retain_grad:
-            return None  # nobody sees the gradient of an activation
         layout = kwargs.get("memory_format")
         if layout not in (None, torch.preserve_format) and func is not Tensor.is_contiguous:  # vmap knows no other
             kwargs = kwargs | {"memory_format": torch.contiguous_format}
@@ -248,12 +244,6 @@ class Recorder(TorchFunctionMode):
             args, kwargs = self._as_written(args, kwargs)
         if weights:
             args, kwargs = self._with_own_copies(func, args, kwargs, weights.keys())
-        if func in _IS_ALL_TRUE:  # whether arguments are valid, as of a distribution: no branch may depend on it
-            valid = torch.ones((), dtype=torch.bool)
-            self._constants[id(valid)] = valid
-            return valid
-        if func in _TEXTS:  # numbers in a text could come back as numbers
-            return f"tensor of shape {tuple(args[0].shape)} for each example"
         self._asked.clear()
         output = func(*args, **kwargs)
         self._check_separate(func, args, kwargs, output)
@@ -261,6 +251,8 @@ class Recorder(TorchFunctionMode):
 
     def answer(self, question: Operation, tensor: Tensor, *options: Any) -> Any:
         """What code or an operation takes out of a tensor of each example and goes on with as a value of Python."""
+        if getattr(tensor, CALL, self._call) is not self._call:
+            raise kept_from_another_call(tensor)
         self._draws.check(tensor)
         self.recording.has_asked = True
         self._asked.add(id(tensor))
@@ -279,17 +271,19 @@ class Recorder(TorchFunctionMode):
         """
         if not self._own_weights:
             raise CallAgainError(own_weights=True)
-        of = [self._own_copy(p, torch.autograd.grad) if self._is_weight(p) else p for p in vmap.listed(inputs)]
-        return vmap.gradients(vmap.listed(outputs), of, vmap.listed(grad_outputs), self._count, self._level, options)
+        of = [self._own_copy(p, torch.autograd.grad) if self._is_weight(p) else p for p in leaves(inputs)]
+        arriving = [] if grad_outputs is None else leaves(grad_outputs)
+        return vmap.gradients(leaves(outputs), of, arriving, self._count, self._level, options)
 
     def _check_separate(self, func: Operation, args: Args, kwargs: Keywords, output: object) -> None:
         """Check that an operation on examples has not given one tensor for all of them, but for constants it was given
         and what follows from their common answers: it would have looked at more than one example.
         """
-        are_answers = self._asked.issuperset(map(id, filter(vmap.is_wrapped, tensors_among(args, kwargs))))
         for tensor in outputs_of(output):
             if not vmap.is_wrapped(tensor):
-                if not are_answers and func not in OF_A_CONSTANT and _has_own_memory(tensor, args, kwargs):
+                of_each = map(id, filter(vmap.is_wrapped, tensors_among(args, kwargs)))
+                is_own = func not in OF_A_CONSTANT and _has_own_memory(tensor, args, kwargs)
+                if is_own and not self._asked.issuperset(of_each):
                     raise NotVectorizedError(
                         f"the loss calls {func.__name__}, which gives one value for all examples; leave it out."
                     )

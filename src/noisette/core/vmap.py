@@ -9,7 +9,6 @@ import hashlib
 import math
 import random
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -383,11 +382,6 @@ def _for_all_examples(function: type[Function]) -> type[Function]:
     return type(function.__name__, (function,), parts)
 
 
-def listed(value: Any) -> list[Any]:
-    """A tensor, or several, or ``None``, as a list."""
-    return [value] if isinstance(value, Tensor) else list(value or ())
-
-
 def gradients(
     outputs: list[Any], inputs: list[Any], arriving: list[Any], count: int, level: int, options: Keywords
 ) -> tuple[Any, ...]:
@@ -411,33 +405,26 @@ def gradients(
 
 
 Answer = Callable[[Any, Tensor], Any]  # what a question, such as ``Tensor.item``, gives for a tensor of each example
-_ANSWER_AT: dict[int, Answer] = {}  # a level
-_BATCHED = torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchBatched)
+_ANSWER_AT: dict[int, Answer] = {}  # a level, where an operation asks
 
 
 def _value(tensor: Tensor) -> Any:
     """What an operation gets that takes a number out of a tensor inside of ``vmap``, as ``x[:n]`` does, or a size."""
     answer = _ANSWER_AT.get(level_of(tensor))
-    # Random numbers are not shared here, as one example at a time they are not; made within an operation it may be one.
-    if answer is None or hasattr(tensor, DRAWN) or not hasattr(tensor, CALL):
-        raise RuntimeError("vmap: an operation calls .item() on a tensor of each example")
-    with torch._C._ExcludeDispatchKeyGuard(_BATCHED):
+    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet("FuncTorchVmapMode")):
+        # Random numbers are not shared here, as one by one they are not; what is made within an operation may be one.
+        if answer is None or hasattr(tensor, DRAWN) or not hasattr(tensor, CALL):
+            return tensor.item()  # an error of torch for a tensor of each example
         return answer(Tensor.item, tensor)
 
 
-_KERNELS = torch.library.Library("aten", "IMPL", "FuncTorchBatched")
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # torch below 2.14 says that it had kernels, which raise the same error
-    for name in ("item", "_local_scalar_dense"):
-        _KERNELS.impl(name, _value)
+_KERNELS = torch.library.Library("aten", "IMPL", "FuncTorchVmapMode")
+_KERNELS.impl("item", _value)
 
 
 @contextmanager
 def vmap_level(count: int, answer: Answer) -> Iterator[int]:
-    """Within it ``vmap`` is in effect for so many examples, each with random numbers of its own; gives its level.
-
-    ``answer`` is asked where an operation takes the number in a tensor of each example.
-    """
+    """Within it ``vmap`` is in effect for so many examples, each with random numbers of its own; gives its level."""
     # Without them vmap runs some operations, such as the negative log-likelihood, once for each example.
     lazy_load_decompositions()
     level = _functorch._vmap_increment_nesting(count, "different")

@@ -119,15 +119,6 @@ def pad(data: Tensor, batch_sizes: Tensor, batch_first: bool, padding_value: flo
     return padded.unsqueeze(0 if batch_first else 1), torch.tensor([length])
 
 
-@rewrite(torch._C._nn.pad_sequence, always=True)
-def pad_all(sequences: Sequence[Tensor], batch_first: bool, padding_value: float, padding_side: str) -> Tensor:
-    """Sequences of an example in one tensor, as long as the longest of them."""
-    missing, axes = [max(map(len, sequences)) - len(each) for each in sequences], [0, 0] * (sequences[0].dim() - 1)
-    ends = [axes + ([0, n] if padding_side == "right" else [n, 0]) for n in missing]
-    padded = [F.pad(each, end, value=padding_value) for each, end in zip(sequences, ends, strict=True)]
-    return torch.stack(padded, 0 if batch_first else 1)
-
-
 # Functions of torch that are not operations, and what stands in their place while a loss runs
 
 
@@ -162,6 +153,12 @@ def _are_all(compare: Any, input: Tensor, other: Tensor, **tolerances: Any) -> b
 
 rewrite(torch.equal, Tensor.equal, always=True)(partial(_are_all, torch.eq))
 rewrite(torch.allclose, Tensor.allclose, always=True)(partial(_are_all, torch.isclose))
+# Whether arguments are valid, as of a distribution: no branch may depend on it.
+rewrite(torch._is_all_true, Tensor._is_all_true, always=True)(lambda input: torch.ones((), dtype=torch.bool))  # pyright: ignore[reportPrivateImportUsage, reportAttributeAccessIssue]
+rewrite(Tensor.retain_grad, always=True)(lambda tensor: None)  # nobody sees the gradient of an activation
+rewrite(Tensor.__repr__, Tensor.__format__, always=True)(  # numbers in a text could come back as numbers
+    lambda x, *_: f"tensor of shape {tuple(x.shape)} for each example"
+)
 
 
 @rewrite(Tensor.__iter__, always=True)
