@@ -411,7 +411,7 @@ _ANSWER_AT: dict[int, Answer] = {}  # a level, where an operation asks
 def _value(tensor: Tensor) -> Any:
     """What an operation gets that takes a number out of a tensor inside of ``vmap``, as ``x[:n]`` does, or a size."""
     answer = _ANSWER_AT.get(level_of(tensor))
-    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet("FuncTorchVmapMode")):
+    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchVmapMode)):
         # Random numbers are not shared here, as one by one they are not; what is made within an operation may be one.
         if answer is None or hasattr(tensor, DRAWN) or not hasattr(tensor, CALL):
             return tensor.item()  # an error of torch for a tensor of each example
