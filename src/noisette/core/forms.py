@@ -507,8 +507,8 @@ class Match:
 
 def match(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any], weights: Sequence[Tensor]) -> Match:
     """Name the arguments of a call and find the rule of each operand that is, or holds, one of these weights."""
+    arguments = named_arguments(operation, args, kwargs)
     names = OPERANDS.get(operation, ())
-    arguments = named_arguments(names, args, kwargs)
     found = []
     for name, value in arguments.items():
         parts = set(map(id, value)) if type(value) in (list, tuple) else {id(value)}
@@ -524,8 +524,9 @@ def find_rule(operation: Operation, operand: str) -> Rule | None:
     return _RULES.get((operation, operand))
 
 
-def named_arguments(names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The call's arguments by these names, as those of its rules, or numbered where there are none."""
+def named_arguments(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The call's arguments by the operand names of its rules, or numbered where the operation has none."""
+    names = OPERANDS.get(operation, ())
     if "axis" in kwargs and "dim" in names:  # NumPy's name of it
         kwargs = {"dim" if name == "axis" else name: value for name, value in kwargs.items()}
     numbered = {f"argument {k}": args[k] for k in range(len(names), len(args))}

@@ -272,8 +272,7 @@ class Recorder(TorchFunctionMode):
         if not self._own_weights:
             raise CallAgainError(own_weights=True)
         of = [self._own_copy(p, torch.autograd.grad) if self._is_weight(p) else p for p in leaves(inputs)]
-        arriving = [] if grad_outputs is None else leaves(grad_outputs)
-        return vmap.gradients(leaves(outputs), of, arriving, self._count, self._level, options)
+        return vmap.gradients(leaves(outputs), of, grad_outputs, self._count, self._level, options)
 
     def _check_separate(self, func: Operation, args: Args, kwargs: Keywords, output: object) -> None:
         """Check that an operation on examples has not given one tensor for all of them, but for constants it was given

@@ -29,7 +29,7 @@ from torch.distributions import Distribution
 from torch.overrides import wrap_torch_function
 
 from noisette.core.loss import CALL, CallAgainError, Microbatch, Place
-from noisette.core.trees import Args, Keywords, tensors
+from noisette.core.trees import Args, Keywords, leaves, tensors
 from noisette.errors import PrivacyError
 
 is_wrapped = _functorch.is_functorch_wrapped_tensor  # by any transformation of torch.func
@@ -383,7 +383,7 @@ def _for_all_examples(function: type[Function]) -> type[Function]:
 
 
 def gradients(
-    outputs: list[Any], inputs: list[Any], arriving: list[Any], count: int, level: int, options: Keywords
+    outputs: list[Any], inputs: list[Any], arriving: Any, count: int, level: int, options: Keywords
 ) -> tuple[Any, ...]:
     """``torch.autograd.grad`` inside of ``vmap``, for tensors that each example has, in the graph of the physical ones.
 
@@ -393,7 +393,7 @@ def gradients(
         raise NotVectorizedError("The loss asks for a gradient of or for a tensor that depends on no example.")
     with outside():
         ends, dys = list(map(physical, outputs)), []
-        for end, dy in zip(ends, arriving or [None] * len(ends), strict=True):
+        for end, dy in zip(ends, [None] * len(ends) if arriving is None else leaves(arriving), strict=True):
             if dy is None and end.numel() != count:
                 raise RuntimeError("grad can be implicitly created only for scalar outputs")
             each = torch.ones_like(end) if dy is None else physical(dy) if is_wrapped(dy) else dy
@@ -408,6 +408,7 @@ Answer = Callable[[Any, Tensor], Any]  # what a question, such as ``Tensor.item`
 _ANSWER_AT: dict[int, Answer] = {}  # a level, where an operation asks
 
 
+@torch.library.impl("aten::item", "FuncTorchVmapMode")
 def _value(tensor: Tensor) -> Any:
     """What an operation gets that takes a number out of a tensor inside of ``vmap``, as ``x[:n]`` does, or a size."""
     answer = _ANSWER_AT.get(level_of(tensor))
@@ -416,10 +417,6 @@ def _value(tensor: Tensor) -> Any:
         if answer is None or hasattr(tensor, DRAWN) or not hasattr(tensor, CALL):
             return tensor.item()  # an error of torch for a tensor of each example
         return answer(Tensor.item, tensor)
-
-
-_KERNELS = torch.library.Library("aten", "IMPL", "FuncTorchVmapMode")
-_KERNELS.impl("item", _value)
 
 
 @contextmanager

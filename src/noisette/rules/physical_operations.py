@@ -17,12 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from noisette.core.forms import OPERANDS, Operation, Run, leaves, named_arguments
+from noisette.core.forms import OPERANDS, Operation, Run, leaves
 from noisette.core.vmap import is_wrapped, physical
 from noisette.errors import PrivacyError, warn
 from noisette.rules.normalization import normalise_channels
 
 F = torch.nn.functional
+
+
+def _named(names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
 def _only_batched(arguments: Mapping[str, Any], name: str) -> bool:
@@ -37,7 +41,7 @@ def _only_batched(arguments: Mapping[str, Any], name: str) -> bool:
 @leaves(F.linear, F.layer_norm, F.rms_norm, F.embedding)
 def row_by_row(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Operations on the last axes of ``input``, whatever its other axes are: the examples are one more of these."""
-    arguments = named_arguments(OPERANDS[func], args, kwargs)
+    arguments = _named(OPERANDS[func], args, kwargs)
     if not _only_batched(arguments, "input") or arguments.get("scale_grad_by_freq"):
         return NotImplemented
     if arguments.get("max_norm") is not None:
@@ -61,7 +65,7 @@ def _no_view(output: Tensor) -> Tensor:
 @leaves(torch.matmul, torch.mm, torch.mv, torch.sparse.mm, Tensor.matmul, Tensor.mm, Tensor.mv)
 def product(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """x @ W with one matrix or vector W for all examples, or A @ x with one sparse matrix A, as of a public graph."""
-    arguments = named_arguments(OPERANDS[torch.matmul], args, kwargs)
+    arguments = _named(OPERANDS[torch.matmul], args, kwargs)
     left, right = arguments.get("input"), arguments.get("other")
     if len(arguments) != 2 or left is None or right is None or right.dim() > 2:
         return NotImplemented
@@ -74,7 +78,7 @@ def product(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Ma
 @leaves(torch._grouped_mm, "transformers::grouped_mm_fallback")  # pyright: ignore[reportPrivateImportUsage]
 def product_by_expert(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Rows (s, i), up to its offset those of each expert, times its matrix (i, o); examples padded to the fullest."""
-    given = {name: x for name, x in named_arguments(("rows", "weight", "offs"), args, kwargs).items() if x is not None}
+    given = {name: x for name, x in _named(("rows", "weight", "offs"), args, kwargs).items() if x is not None}
     if given.keys() != {"rows", "weight", "offs"} or is_wrapped(given["weight"]) or given["rows"].dim() != 2:
         return NotImplemented
     rows, ends, weight = _one_for_each(given["rows"], b), _one_for_each(given["offs"], b).long(), given["weight"]
@@ -118,7 +122,7 @@ def _merged(run: Run, b: int, func: Operation, arguments: dict[str, Any]) -> Any
 @leaves(F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 def convolution(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Images (n, c, ...), or one image (c, ...), and one kernel for all examples."""
-    arguments = named_arguments(OPERANDS[func], args, kwargs)
+    arguments = _named(OPERANDS[func], args, kwargs)
     if not _only_batched(arguments, "input"):
         return NotImplemented
     input, axes = arguments["input"], arguments["weight"].dim()
@@ -135,7 +139,7 @@ def normalization(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwar
 
     Batch norm does so where its statistics are fixed.
     """
-    arguments = named_arguments(OPERANDS[func], args, kwargs)
+    arguments = _named(OPERANDS[func], args, kwargs)
     has_statistics = any(arguments.get(name) is not None for name in ("running_mean", "running_var"))
     is_separate = has_statistics == (func is F.batch_norm) and not arguments.get("training", False)
     if not is_separate or not _only_batched(arguments, "input") or arguments["input"].dim() < 2:
@@ -149,7 +153,7 @@ _ATTENTION = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "s
 @leaves(F.scaled_dot_product_attention, data=(0, 1, 2, 3, *_ATTENTION[:4]))
 def attention(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Attention within each (head, position, feature), with or without n in front, and any mask that broadcasts."""
-    arguments = named_arguments(_ATTENTION, args, kwargs)
+    arguments = _named(_ATTENTION, args, kwargs)
     axes, mask = arguments["query"].dim(), arguments.get("attn_mask")
     inputs = {name: arguments[name] for name in ("query", "key", "value")}
     sizes = {tensor.shape[0] for tensor in inputs.values()} if axes == 4 else {1}
@@ -207,7 +211,7 @@ _BY_NUMBER = {
 @leaves(*_BY_NUMBER)
 def number_by_number(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Each number is dropped, or has a slope, by a random number of its own, wherever the examples are."""
-    arguments = named_arguments(_BY_NUMBER[func], args, kwargs)
+    arguments = _named(_BY_NUMBER[func], args, kwargs)
     if arguments.get("inplace") or not is_wrapped(arguments["input"]):
         return NotImplemented  # the result must be the same object, or this is a weight of another model
     return run(func, (), arguments | {"input": physical(arguments["input"])})
@@ -227,7 +231,7 @@ def class_loss(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs:
     The mean goes over the labels that are not ignored, each with the weight of its class; without any it is not a
     number, as outside of ``vmap``. Of one label the mean divides by the weight it was multiplied by, which is said.
     """
-    arguments = named_arguments(_CROSS_ENTROPY, args, kwargs)
+    arguments = _named(_CROSS_ENTROPY, args, kwargs)
     input, target, weight = arguments["input"], arguments["target"], arguments.get("weight")
     is_old = any(arguments.get(name) is not None for name in ("size_average", "reduce"))
     if is_old or (weight is not None and (is_wrapped(weight) or weight.requires_grad)):

@@ -56,7 +56,7 @@ def _for_all_examples(run: forms.Run, b: int, func: Operation, args: tuple[Any, 
     batched = [isinstance(value, Tensor) and is_wrapped(value) for value in values]
     values = [physical(value) if of_examples else value for value, of_examples in zip(values, batched, strict=True)]
     given, given_by_name = tree_unflatten(values, structure)
-    arguments = forms.named_arguments(forms.OPERANDS[func], given, given_by_name)
+    arguments = forms.named_arguments(func, given, given_by_name)
     weights = [k for k, x in enumerate(values) if isinstance(x, Tensor) and x.requires_grad and not batched[k]]
     operands = {name: k for k in weights for name, value in arguments.items() if value is values[k]}
     if len(operands) < len(weights) or not all(find_rule(func, name) for name in operands):
@@ -115,7 +115,7 @@ def _compare(
             )
         name = f"{rule.__module__}.{operation_name(rule)}"
         with torch.no_grad():
-            form = rule(forms.Examples(b), dy, **forms.named_arguments(forms.OPERANDS[func], given, by_name))
+            form = rule(forms.Examples(b), dy, **forms.named_arguments(func, given, by_name))
             if (shape := form.explicit().shape) != (b, *weight.shape):
                 raise PrivacyError(
                     f"the rule {name} gives gradients of shape {tuple(shape)} for {operand} of shape "
