@@ -512,8 +512,7 @@ def match(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any], 
     found = []
     for name, value in arguments.items():
         parts = set(map(id, value)) if type(value) in (list, tuple) else {id(value)}
-        held = [weight for weight in weights if id(weight) in parts]
-        if held:
+        if held := [weight for weight in weights if id(weight) in parts]:
             found.append(OperandMatch(name, value, tuple(held), _RULES.get((operation, name))))
     unknown = () if arguments.keys() <= set(names) else tuple([name for name in arguments if name not in names])
     return Match(arguments, unknown, tuple(found))

@@ -9,6 +9,7 @@ import hashlib
 import math
 import random
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -408,15 +409,18 @@ Answer = Callable[[Any, Tensor], Any]  # what a question, such as ``Tensor.item`
 _ANSWER_AT: dict[int, Answer] = {}  # a level, where an operation asks
 
 
-@torch.library.impl("aten::item", "FuncTorchVmapMode")
 def _value(tensor: Tensor) -> Any:
     """What an operation gets that takes a number out of a tensor inside of ``vmap``, as ``x[:n]`` does, or a size."""
     answer = _ANSWER_AT.get(level_of(tensor))
-    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchVmapMode)):
-        # Random numbers are not shared here, as one by one they are not; what is made within an operation may be one.
-        if answer is None or hasattr(tensor, DRAWN) or not hasattr(tensor, CALL):
-            return tensor.item()  # an error of torch for a tensor of each example
+    # Random numbers are not shared here, as one by one they are not; what is made within an operation may be one.
+    if answer is None or hasattr(tensor, DRAWN) or not hasattr(tensor, CALL):
+        raise RuntimeError("vmap: an operation calls .item() on a tensor of each example")
+    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchBatched)):
         return answer(Tensor.item, tensor)
+
+
+with warnings.catch_warnings(action="ignore"):  # torch below 2.14 says that it had a kernel, which raises that error
+    torch.library.impl("aten::item", "FuncTorchBatched", _value)
 
 
 @contextmanager
