@@ -1,9 +1,10 @@
 """Trains foreign models for one step and says on which the clipped sum is exact.
 
-    python -m experiments.zoo [--library NAME] [--only PART] [--again OUTCOME] [--output FILE]
+    python -m experiments.zoo [--library NAME] [--only PART] [--again OUTCOME] [--output FILE] [--times]
 
 Each model runs in a process of its own, with a limit of processor time; results go into a file, from which a run goes
-on. Classes that are no trainable model are listed there too, with the reason, and are not counted.
+on. Classes that are no trainable model are listed there too, with the reason, and are not counted. With --times the
+models that go one by one are timed instead, one after the other.
 """
 
 from __future__ import annotations
@@ -103,6 +104,19 @@ def run(todo: list[Any], output: Path, workers: int) -> None:
             _write(output, entry, result)
 
 
+def measure(todo: list[Any], output: Path) -> None:
+    """How long each of these models takes, against a plain step of the same batch."""
+    from experiments.zoo_check import times
+
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    for entry in todo:
+        found, held = times(entry), _read(output)
+        held["models"][entry.name]["times a plain step"] = found
+        _save(output, held)
+        print(f"{entry.name:50}", *found.values(), flush=True)
+
+
 def _write(output: Path, entry: Any, result: dict[str, Any]) -> None:
     held = _read(output)
     held["models"][entry.name] = {"library": entry.library, **result}
@@ -130,6 +144,7 @@ def main() -> None:
     parser.add_argument("--again", default="", help="models with one of these outcomes, such as refused,crashed")
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--times", action="store_true", help="time the models that go one by one")
     options = parser.parse_args()
     options.output.parent.mkdir(parents=True, exist_ok=True)
     held = _read(options.output)
@@ -140,6 +155,12 @@ def main() -> None:
         held["left out"] |= left_out(library)
     _save(options.output, held)
     for library in libraries:
+        if options.times:
+            slow = {
+                name for name, result in known.items() if options.only in name and result.get("way") == "one by one"
+            }
+            measure([entry for name, entry in entries(library).items() if name in slow], options.output)
+            continue
         found = [
             entry
             for name, entry in entries(library).items()

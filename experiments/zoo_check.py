@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import operator
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import reduce
+from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -254,3 +257,49 @@ def _trained(entry: Entry, exact: Result) -> Result:
         return Result("crashed", f"with dropout: {type(error).__name__}: {str(error)[:600]}")
     why = exact.why or why
     return replace(exact, trains=all(bool(g.isfinite().all()) for g in sums), way=WAYS[bool(why)], why=why)
+
+
+SIZES = 16, 32
+
+
+def times(entry: Entry) -> dict[str, tuple[float, float]]:
+    """How long batches of these sizes take, against a plain step of the whole batch, in times of one thread.
+
+    The clipped sum, and a plain step for each example.
+    """
+    return {str(size): _ratios(entry, size) for size in SIZES}
+
+
+def _ratios(entry: Entry, size: int) -> tuple[float, float]:
+    torch.manual_seed(0)
+    model, parts = entry.make(False), list[dict[str, Tensor]]()
+    with patch.object(torch, "manual_seed"):  # each call draws other examples
+        while sum(len(next(iter(part.values()))) for part in parts) < size:
+            parts.append(entry.batch(model))
+    batch = {name: torch.cat([part[name] for part in parts])[:size] for name in parts[0]}
+    clip = PerExampleClip(model, 1.0, capture="eager")
+
+    def private() -> None:
+        clip.accumulate(entry.loss, batch)
+        clip.pop_sums()
+
+    def each() -> None:
+        for k in range(size):
+            plain_gradients(model, one(batch, k), entry.loss)
+
+    plain = _seconds(lambda: plain_gradients(model, batch, entry.loss))
+    try:
+        return round(_seconds(private) / plain, 1), round(_seconds(each) / plain, 1)
+    finally:
+        clip.close()
+
+
+def _seconds(step: Callable[[], object]) -> float:
+    """The median of five calls, after one."""
+    step()
+    found = []
+    for _ in range(5):
+        start = time.process_time()
+        step()
+        found.append(time.process_time() - start)
+    return median(found)

@@ -123,7 +123,7 @@ def counts(models: Rows) -> str:
 
 
 def slowness() -> list[str]:
-    """How long a batch takes one by one, as `experiments.zoo_times` has measured."""
+    """How long a batch takes one by one, as `experiments.zoo --times` has measured."""
     kept = [found["times a plain step"]["32"] for found in measured().values() if "times a plain step" in found]
     own, each = map(sorted, zip(*kept, strict=True))
     return wrap(

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -314,13 +313,6 @@ def test_reentrant_checkpoints_run_once_and_are_exact(engine: Engine, input_need
         torch.testing.assert_close(g, truth.sums[name], rtol=1e-10, atol=1e-12)
 
 
-@pytest.fixture
-def _compiler() -> Any:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
 PLACES = {
     "the call": lambda model, compiled: (model, compiled),
     "the model": lambda model, compiled: (compiled, compiled),
@@ -329,9 +321,10 @@ PLACES = {
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.usefixtures("_compiler")
 @pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
-def test_compiled_is_exact(place) -> None:
+def test_compiled_is_exact(place, request: pytest.FixtureRequest) -> None:
+    torch._dynamo.reset()
+    request.addfinalizer(torch._dynamo.reset)
     torch.manual_seed(5)
     model, x = twice_in_a_loop().double(), torch.randn(5, 6, dtype=torch.float64)
     expected = measured(model, squares, (x,), 0.5, BookKeeping())[1]

@@ -17,11 +17,6 @@ from rule_oracle import by_autograd, check_form, double, rule_of
 B = 4
 
 
-@pytest.fixture(params=[1, 2**19], ids=["one at a time", "at once"])
-def _cached(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(normalization, "_CACHED", request.param)
-
-
 def statistics() -> tuple[Tensor, Tensor]:
     return double(6), double(6).square() + 0.1
 
@@ -38,9 +33,10 @@ CASES: list[tuple[Callable[..., Tensor], tuple[int, ...], tuple[int, ...], tuple
 ]
 
 
-@pytest.mark.usefixtures("_cached")
+@pytest.mark.parametrize("cached", [1, 2**19], ids=["one at a time", "at once"])
 @pytest.mark.parametrize(("operation", "shape", "own", "before", "after"), CASES)
-def test_gradients_are_those_of_autograd(operation, shape, own, before, after) -> None:
+def test_gradients_are_those_of_autograd(operation, shape, own, before, after, cached, monkeypatch) -> None:
+    monkeypatch.setattr(normalization, "_CACHED", cached)
     x, affine = double(B, *shape), [double(*own) for _ in range(1 if operation is F.rms_norm else 2)]
     dy = double(*x.shape)
     for k, operand in enumerate(["weight", "bias"][: len(affine)]):

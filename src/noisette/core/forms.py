@@ -508,8 +508,7 @@ def match(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any], 
     found = []
     for name, value in arguments.items():
         parts = set(map(id, value)) if type(value) in (list, tuple) else {id(value)}
-        held = [weight for weight in weights if id(weight) in parts]
-        if held:
+        if held := [weight for weight in weights if id(weight) in parts]:
             found.append(OperandMatch(name, value, tuple(held), _RULES.get((operation, name))))
     unknown = () if arguments.keys() <= set(names) else tuple([name for name in arguments if name not in names])
     return Match(arguments, unknown, tuple(found))
@@ -525,11 +524,8 @@ def named_arguments(operation: Operation, args: Sequence[Any], kwargs: Mapping[s
     names = OPERANDS.get(operation, ())
     if "axis" in kwargs and "dim" in names:  # NumPy's name of it
         kwargs = {"dim" if name == "axis" else name: value for name, value in kwargs.items()}
-    named = dict(zip(names, args, strict=False))
-    for k in range(len(names), len(args)):
-        named[f"argument {k}"] = args[k]
-    named.update(kwargs)
-    return named
+    numbered = {f"argument {k}": args[k] for k in range(len(names), len(args))}
+    return {**dict(zip(names, args, strict=False)), **numbered, **kwargs}
 
 
 def operation_name(operation: Operation) -> str:

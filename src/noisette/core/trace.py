@@ -29,11 +29,9 @@ from noisette.errors import PrivacyError, warn
 _LARGE = 2**26  # bytes of copies of one weight; from here on it is said, once, that each example gets one
 _SAID = set[tuple[Operation, torch.Size]]()
 
-_IS_ALL_TRUE = {torch._is_all_true, Tensor._is_all_true}  # pyright: ignore[reportPrivateImportUsage, reportAttributeAccessIssue]
 # What they give with a constant depends on the type and shape of the other argument alone.
 OF_A_CONSTANT = {Tensor.new_tensor, Tensor.to, Tensor.type_as, Tensor.reshape_as}
 _REQUIRE_GRAD = {Tensor.requires_grad_, Tensor.requires_grad.__set__}  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
-_TEXTS = {Tensor.__repr__, Tensor.__format__}
 Recompute = Callable[..., Iterator[None]] | None  # (recorder, a checkpoint's arguments): what stands in its place
 _OPERATORS_OF_FUNCTIONS = "torch._higher_order_ops"  # within a mode these lose gradients without a word
 
@@ -126,6 +124,7 @@ class Recorder(TorchFunctionMode):
         self._draws = draws
         self._made: dict[int | None, int] = {}  # by memory of a constant made inside or of a buffer's copy, its number
         self._copies: dict[int, Tensor] = {}  # by id of a weight
+        self._asked = set[int]()  # by id the tensors whose numbers the operation under way has taken
         self._replaced: dict[int, Tensor] = {}  # by id of a derived weight that examples have written into, their own
         self._call = object()
         self._level = 0
@@ -158,7 +157,7 @@ class Recorder(TorchFunctionMode):
         now = self.made_so_far()
         self._made, self._copies, self._draws.count = dict(made[0]), dict(made[1]), made[2]
         try:
-            with vmap.as_if_compiled(), vmap.vmap_level(self._count) as level, self:
+            with vmap.as_if_compiled(), vmap.vmap_level(self._count, self.answer) as level, self:
                 if level != self._level:
                     raise PrivacyError("the backward pass runs inside of another transformation of torch.func")
                 yield self.recording.uses
@@ -210,8 +209,9 @@ class Recorder(TorchFunctionMode):
         is_batched |= is_foreign
         if func is torch.autograd.grad and vmap.current_level() == self._level:
             return self._gradients(*args, **kwargs)
-        if self._own_weights and kwargs.get("requires_grad"):  # a new leaf, such as a perturbation of each example
-            return self._own_leaf(self._inside(func, args, kwargs | {"requires_grad": False}, is_shared))
+        if kwargs.get("requires_grad"):  # a new leaf, such as a perturbation of each example
+            made = self._inside(func, args, kwargs | {"requires_grad": False}, is_shared)
+            return self._own_leaf(made) if self._own_weights else made
         if self._own_weights and weights:
             args, kwargs = self._with_own_copies(torch.autograd.grad, args, kwargs, weights.keys())
             is_batched, weights = True, {}
@@ -222,15 +222,11 @@ class Recorder(TorchFunctionMode):
             return self._own_leaf(args[0]) if self._own_weights else args[0]  # the result of weights has a gradient
         if not is_batched:
             return self._without_examples(func, args, kwargs, weights)
-        if func is Tensor.retain_grad:
-            return None  # nobody sees the gradient of an activation
         layout = kwargs.get("memory_format")
         if layout not in (None, torch.preserve_format) and func is not Tensor.is_contiguous:  # vmap knows no other
             kwargs = kwargs | {"memory_format": torch.contiguous_format}
         if func in vmap.QUESTIONS and vmap.level_of(args[0]) == self._level:
-            self._draws.check(args[0])
-            self.recording.has_asked = True
-            return vmap.answered(func, *args)
+            return self.answer(func, *args)
         of_name = getattr(func, "_qualified_op_name", func)  # of an operation outside of torch
         if (leave := forms.PHYSICAL.get(of_name)) and not is_inner:
             if weights and (data := forms.DATA_OPERANDS[of_name]):
@@ -248,27 +244,19 @@ class Recorder(TorchFunctionMode):
             args, kwargs = self._as_written(args, kwargs)
         if weights:
             args, kwargs = self._with_own_copies(func, args, kwargs, weights.keys())
-        if func in _IS_ALL_TRUE:  # whether arguments are valid, as of a distribution: no branch may depend on it
-            valid = torch.ones((), dtype=torch.bool)
-            self._constants[id(valid)] = valid
-            return valid
-        if func in _TEXTS:  # numbers in a text could come back as numbers
-            return f"tensor of shape {tuple(args[0].shape)} for each example"
-        try:
-            output = func(*args, **kwargs)
-        except RuntimeError as error:
-            if ".item()" not in str(error):
-                raise
-            with self:
-                given, named = tree_map_only(Tensor, _as_number, (args, kwargs))
-            if len(tensors_among(given, named)) == len(tensors_among(args, kwargs)):
-                raise
-            try:
-                return self._inside(func, given, named, is_shared)
-            except TypeError:  # it takes no number of Python there
-                raise error from None
+        self._asked.clear()
+        output = func(*args, **kwargs)
         self._check_separate(func, args, kwargs, output)
         return output
+
+    def answer(self, question: Operation, tensor: Tensor, *options: Any) -> Any:
+        """What code or an operation takes out of a tensor of each example and goes on with as a value of Python."""
+        if getattr(tensor, CALL, self._call) is not self._call:
+            raise kept_from_another_call(tensor)
+        self._draws.check(tensor)
+        self.recording.has_asked = True
+        self._asked.add(id(tensor))
+        return vmap.answered(question, tensor, *options)
 
     def _own_leaf(self, values: Tensor) -> Tensor:
         own = values if vmap.is_wrapped(values) else self._own_of_each(values)
@@ -283,16 +271,18 @@ class Recorder(TorchFunctionMode):
         """
         if not self._own_weights:
             raise CallAgainError(own_weights=True)
-        of = [self._own_copy(p, torch.autograd.grad) if self._is_weight(p) else p for p in vmap.listed(inputs)]
-        return vmap.gradients(vmap.listed(outputs), of, vmap.listed(grad_outputs), self._count, self._level, options)
+        of = [self._own_copy(p, torch.autograd.grad) if self._is_weight(p) else p for p in leaves(inputs)]
+        return vmap.gradients(leaves(outputs), of, grad_outputs, self._count, self._level, options)
 
     def _check_separate(self, func: Operation, args: Args, kwargs: Keywords, output: object) -> None:
-        """Check that an operation on examples has not given one tensor for all of them, but for constants it was given:
-        it would have looked at more than one example.
+        """Check that an operation on examples has not given one tensor for all of them, but for constants it was given
+        and what follows from their common answers: it would have looked at more than one example.
         """
         for tensor in outputs_of(output):
             if not vmap.is_wrapped(tensor):
-                if func not in OF_A_CONSTANT and _has_own_memory(tensor, args, kwargs):
+                of_each = map(id, filter(vmap.is_wrapped, tensors_among(args, kwargs)))
+                is_own = func not in OF_A_CONSTANT and _has_own_memory(tensor, args, kwargs)
+                if is_own and not self._asked.issuperset(of_each):
                     raise NotVectorizedError(
                         f"the loss calls {func.__name__}, which gives one value for all examples; leave it out."
                     )
@@ -508,11 +498,6 @@ def tensors_among(args: Sequence[Any], kwargs: Keywords) -> list[Tensor]:
     return found
 
 
-def _as_number(tensor: Tensor) -> Any:
-    """A whole number of each example, such as a size, as one of Python; any other tensor as it is."""
-    return tensor if tensor.dim() or tensor.is_floating_point() or not vmap.is_wrapped(tensor) else int(tensor)
-
-
 def outputs_of(output: object) -> Sequence[Tensor]:
     """The tensors among the results of a torch call."""
     if isinstance(output, Tensor):
@@ -578,7 +563,7 @@ def recorded(
         try:
             watched = outside.watching() if outside.watches else nullcontext()
             at_checkpoints = recompute and partial(recompute, recorder)
-            with watched, vmap.one_example(model.module, batch, at_checkpoints) as (level, tensors):
+            with watched, vmap.one_example(model.module, batch, recorder.answer, at_checkpoints) as (level, tensors):
                 recorder.begin(level, tensors)
                 one = batch.with_tensors(tensors)
                 with recorder, model.buffers.lent(recorder.buffer):

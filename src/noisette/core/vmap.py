@@ -9,6 +9,7 @@ import hashlib
 import math
 import random
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -28,8 +29,8 @@ from torch.autograd.function import FunctionCtx
 from torch.distributions import Distribution
 from torch.overrides import wrap_torch_function
 
-from noisette.core.loss import CallAgainError, Microbatch, Place
-from noisette.core.trees import Args, Keywords, tensors
+from noisette.core.loss import CALL, CallAgainError, Microbatch, Place
+from noisette.core.trees import Args, Keywords, leaves, tensors
 from noisette.errors import PrivacyError
 
 is_wrapped = _functorch.is_functorch_wrapped_tensor  # by any transformation of torch.func
@@ -382,13 +383,8 @@ def _for_all_examples(function: type[Function]) -> type[Function]:
     return type(function.__name__, (function,), parts)
 
 
-def listed(value: Any) -> list[Any]:
-    """A tensor, or several, or ``None``, as a list."""
-    return [value] if isinstance(value, Tensor) else list(value or ())
-
-
 def gradients(
-    outputs: list[Any], inputs: list[Any], arriving: list[Any], count: int, level: int, options: Keywords
+    outputs: list[Any], inputs: list[Any], arriving: Any, count: int, level: int, options: Keywords
 ) -> tuple[Any, ...]:
     """``torch.autograd.grad`` inside of ``vmap``, for tensors that each example has, in the graph of the physical ones.
 
@@ -398,7 +394,7 @@ def gradients(
         raise NotVectorizedError("The loss asks for a gradient of or for a tensor that depends on no example.")
     with outside():
         ends, dys = list(map(physical, outputs)), []
-        for end, dy in zip(ends, arriving or [None] * len(ends), strict=True):
+        for end, dy in zip(ends, [None] * len(ends) if arriving is None else leaves(arriving), strict=True):
             if dy is None and end.numel() != count:
                 raise RuntimeError("grad can be implicitly created only for scalar outputs")
             each = torch.ones_like(end) if dy is None else physical(dy) if is_wrapped(dy) else dy
@@ -409,21 +405,41 @@ def gradients(
     return tuple([g if g is None else add_example_axis(g, axis, level) for g, axis in zip(found, axes, strict=True)])
 
 
+Answer = Callable[[Any, Tensor], Any]  # what a question, such as ``Tensor.item``, gives for a tensor of each example
+_ANSWER_AT: dict[int, Answer] = {}  # a level, where an operation asks
+
+
+def _value(tensor: Tensor) -> Any:
+    """What an operation gets that takes a number out of a tensor inside of ``vmap``, as ``x[:n]`` does, or a size."""
+    answer = _ANSWER_AT.get(level_of(tensor))
+    # Random numbers are not shared here, as one by one they are not; what is made within an operation may be one.
+    if answer is None or hasattr(tensor, DRAWN) or not hasattr(tensor, CALL):
+        raise RuntimeError("vmap: an operation calls .item() on a tensor of each example")
+    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchBatched)):
+        return answer(Tensor.item, tensor)
+
+
+with warnings.catch_warnings(action="ignore"):  # torch below 2.14 says that it had a kernel, which raises that error
+    torch.library.impl("aten::item", "FuncTorchBatched", _value)
+
+
 @contextmanager
-def vmap_level(count: int) -> Iterator[int]:
+def vmap_level(count: int, answer: Answer) -> Iterator[int]:
     """Within it ``vmap`` is in effect for so many examples, each with random numbers of its own; gives its level."""
     # Without them vmap runs some operations, such as the negative log-likelihood, once for each example.
     lazy_load_decompositions()
     level = _functorch._vmap_increment_nesting(count, "different")
+    _ANSWER_AT[level] = answer
     try:
         yield level
     finally:
+        del _ANSWER_AT[level]
         _functorch._vmap_decrement_nesting()
 
 
 @contextmanager
 def one_example(
-    model: nn.Module, batch: Microbatch, checkpoint: Callable[..., Iterator[None]] | None = None
+    model: nn.Module, batch: Microbatch, answer: Answer, checkpoint: Callable[..., Iterator[None]] | None = None
 ) -> Iterator[tuple[int, list[Tensor]]]:
     """Within it code computes for all examples at once; gives the level of ``vmap`` and the tensors of one example.
 
@@ -432,7 +448,7 @@ def one_example(
     with as_if_compiled(checkpoint):
         try:
             rows = [tensor.unsqueeze(1) for tensor in batch.tensors]
-            with vmap_level(batch.count) as level:
+            with vmap_level(batch.count, answer) as level:
                 yield level, [add_example_axis(row, 0, level) for row in rows]
         except (RuntimeError, ValueError) as error:
             if isinstance(error, PrivacyError | torch.OutOfMemoryError) or (said := explained(error, model)) is None:

@@ -4,7 +4,7 @@
 So masks and packed sequences, whose results differ in size from example to example, become selections of one size.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -71,10 +71,8 @@ def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
     return places if as_tuple else torch.stack(places, -1)
 
 
-@rewrite(torch.where, always=True)
-def where(condition: Tensor, *choices: Any) -> Any:
-    """The places where a condition is true, given nothing to choose from."""
-    return NotImplemented if choices else nonzero(condition, as_tuple=True)
+# Given nothing to choose from.
+rewrite(torch.where, always=True)(lambda mask, *choices: NotImplemented if choices else nonzero(mask, as_tuple=True))
 
 
 @rewrite(torch.unique_consecutive, Tensor.unique_consecutive, always=True)
@@ -153,12 +151,16 @@ def _are_all(compare: Any, input: Tensor, other: Tensor, **tolerances: Any) -> b
 
 rewrite(torch.equal, Tensor.equal, always=True)(partial(_are_all, torch.eq))
 rewrite(torch.allclose, Tensor.allclose, always=True)(partial(_are_all, torch.isclose))
-
-
-@rewrite(Tensor.__iter__, always=True)
-def rows(tensor: Tensor) -> Iterator[Tensor]:
-    """The rows of an example's tensor."""
-    return iter(tensor.unbind(0))
+rewrite(torch.narrow, Tensor.narrow, always=True)(  # torch 2.14 lacks it where the beginning is in a tensor
+    lambda x, dim, start, length: x.narrow(dim, int(start), length) if isinstance(start, Tensor) else NotImplemented
+)
+# Whether arguments are valid, as of a distribution: no branch may depend on it.
+rewrite(torch._is_all_true, Tensor._is_all_true, always=True)(lambda input: torch.ones((), dtype=torch.bool))  # pyright: ignore[reportPrivateImportUsage, reportAttributeAccessIssue]
+rewrite(Tensor.__iter__, always=True)(lambda tensor: iter(tensor.unbind(0)))
+rewrite(Tensor.retain_grad, always=True)(lambda tensor: None)  # nobody sees the gradient of an activation
+rewrite(Tensor.__repr__, Tensor.__format__, always=True)(  # numbers in a text could come back as numbers
+    lambda x, *_: f"tensor of shape {tuple(x.shape)} for each example"
+)
 
 
 @rewrite(Tensor.new, always=True)
