@@ -117,7 +117,7 @@ def test_activations_are_freed_as_the_last_pass_goes(engine: Engine, monkeypatch
         return whole(examples, dy, input, *rest, **named)
 
     monkeypatch.setitem(registry._RULES, (F.linear, "weight"), watched)
-    monkeypatch.setattr("noisette.core.clip.compact", lambda form: Dense(form.explicit()))
+    monkeypatch.setattr(registry, "compact", lambda form: Dense(form.explicit()))
     model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(4)))
     summed(model, engine, lambda m, x: m(x).square().sum(), torch.randn(6, 5, 4))
     assert alive[-1] <= 2

@@ -88,7 +88,9 @@ def vectorized(form: Form, model: Weights, inputs: Sequence[Tensor], cotangents:
     grads = torch.autograd.grad(
         found.losses.sum(), [*cotangents, *floats], retain_graph=True, allow_unused=True, materialize_grads=True
     )
-    explicit = per_example_gradients(found, parameters, lambda _, form: form.explicit())
+    explicit = per_example_gradients(
+        found, parameters, lambda forms: {name: form.explicit() for name, form in forms.items()}
+    )
     of_weights = {name: explicit[name].view(B, *parameters[name].shape) for name in parameters}
     split = len(cotangents)
     return Result(list(grads[:split]), list(grads[split:]), of_weights)

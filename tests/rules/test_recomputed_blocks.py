@@ -105,7 +105,12 @@ def test_nothing_of_a_block_is_kept() -> None:
 
 class Twice:
     def clipped_sum(self, forward: ForwardPass, parameters: Mapping[str, Tensor], clipping: Clipping) -> ClippedSum:
-        per_example_gradients(forward, parameters, lambda _, form: form.squared_norms(), retain_graph=True)
+        per_example_gradients(
+            forward,
+            parameters,
+            lambda forms: {name: form.squared_norms() for name, form in forms.items()},
+            retain_graph=True,
+        )
         return BookKeeping().clipped_sum(forward, parameters, clipping)
 
 

@@ -11,7 +11,7 @@ from bfloat16_lstm import skip_without_bfloat16_lstm
 from forward_pass import recorded
 from noisette.capture.graph import Graph, trace
 from noisette.core.backward import per_example_gradients
-from noisette.core.forms import compact, squared_norms
+from noisette.core.forms import compacted, squared_norms
 from noisette.core.loss import Loss
 from noisette.rules import recurrent
 
@@ -35,7 +35,7 @@ def layer(kind: str, **options: object) -> nn.RNNBase:
 def private_gradients(model: nn.Module, loss: Loss) -> Callable[..., list[Tensor]]:
     def gradients(*batch: Tensor) -> list[Tensor]:
         forward, parameters = recorded(model, loss, *batch)
-        forms = per_example_gradients(forward, parameters, lambda _, form: compact(form))
+        forms = per_example_gradients(forward, parameters, compacted)
         squared = squared_norms(forms)
         return [forms[name].explicit() for name in parameters] + [squared[name] for name in parameters]
 

@@ -382,7 +382,10 @@ class ReweightGP:
         if is_repeated and forward.repeat is None:
             return BookKeeping().clipped_sum(forward, parameters, clipping)
         squared = per_example_gradients(
-            forward, parameters, lambda _, form: form.squared_norms(), retain_graph=not is_repeated
+            forward,
+            parameters,
+            lambda forms: {name: form.squared_norms() for name, form in forms.items()},
+            retain_graph=not is_repeated,
         )
         norms = group_norms(squared, clipping.groups, forward.losses)
         with torch.no_grad():
@@ -395,7 +398,9 @@ class ReweightGP:
             return factors.sum_of(name, form, None if clipping.are_finite else _shortening(squared[name], now)), now
 
         second = forward if not is_repeated or forward.repeat is None else forward.repeat()
-        found = per_example_gradients(second, parameters, sum_and_norms)
+        found = per_example_gradients(
+            second, parameters, lambda forms: {name: sum_and_norms(name, form) for name, form in forms.items()}
+        )
         if not clipping.are_finite:  # a graph of fixed operations repeats itself
             again = {name: now for name, (_, now) in found.items()}
             _check_finite(norms, group_norms(again, clipping.groups, forward.losses))

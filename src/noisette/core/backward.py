@@ -90,16 +90,16 @@ def search(losses: Tensor, uses: Sequence[Use], parameters: Mapping[str, Tensor]
 def per_example_gradients(
     forward: ForwardPass,
     parameters: Mapping[str, Tensor],
-    value_of: Callable[[str, ExampleGradients], Value],
+    values_of: Callable[[dict[str, ExampleGradients]], dict[str, Value]],
     *,
     retain_graph: bool = False,
 ) -> dict[str, Value]:
-    """What ``value_of`` computes from the name and the gradients of the b examples of each parameter, by name.
+    """What ``values_of`` computes from the gradients of the b examples of each parameter, by name.
 
     One backward pass computes gradients of activations alone, no weight gradient. As the gradient at a use's output
     arrives, the rules of the use turn it into per-example gradients. When those of all uses of a parameter are there,
-    ``value_of`` is called; then they are dropped, so that of two layers none are in memory at the same time unless
-    ``value_of`` returns them. Unless the graph is retained for another pass, the uses are taken out of the recording,
+    ``values_of`` is called; then they are dropped, so that of two layers none are in memory at the same time unless
+    ``values_of`` returns them. Unless the graph is retained for another pass, the uses are taken out of the recording,
     so that activations are freed as the pass goes. A ``MissingRuleError`` lists all uses without a rule for their
     parameter; an ``UncoveredError`` says that losses depend on one otherwise than through the recorded forward pass.
     """
@@ -116,19 +116,19 @@ def per_example_gradients(
     waiting = _Forms(uses.values(), forward.recording.derived, parameters)
     examples, values = Examples(len(forward.losses)), dict[str, Value]()
 
-    def keep(completed: dict[str, ExampleGradients]) -> None:
-        values.update({name: value_of(name, form) for name, form in completed.items()})
-
     @torch.no_grad()
     def visit(k: int, dy: Any) -> None:
         use = uses.pop(k)
-        keep(waiting.completed_by(use.whole() if use.is_recomputed else use, examples, dy))
+        completed = waiting.completed_by(use.whole() if use.is_recomputed else use, examples, dy)
+        if completed:
+            values.update(values_of(completed))
 
     if uses:
         with gradients_apart(parameters.values()) as written:
             visit_output_gradients(forward.losses, uses, graph, visit, retain_graph=retain_graph)
             with torch.no_grad():
-                keep(waiting.completed_last())
+                if completed := waiting.completed_last():
+                    values.update(values_of(completed))
         if written:
             raise NotVectorizedError("The model calls backward() within its own backward pass.")
     return values

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from noisette.core import forms
 from noisette.core.backward import per_example_gradients
-from noisette.core.forms import AT_LEAST_SINGLE, ExampleGradients, Sums, compact, squared_norms, weighted_sum_in_blocks
+from noisette.core.forms import AT_LEAST_SINGLE, ExampleGradients, Sums, compacted, weighted_sum_in_blocks
 from noisette.core.release import BoundedSum
 from noisette.core.trace import ForwardPass
 from noisette.errors import PrivacyError
@@ -163,7 +164,7 @@ def factors_within(bounds: Tensor, groups: Sequence[Group], norms: Tensor) -> Te
 def clip_and_sum(gradients: dict[str, ExampleGradients], losses: Tensor, clipping: Clipping) -> ClippedSum:
     """The clipped sum of per-example gradients by parameter, which are used up."""
     with torch.no_grad():
-        norms = group_norms(squared_norms(gradients), clipping.groups, losses)
+        norms = group_norms(forms.squared_norms(gradients), clipping.groups, losses)
         factors = Factors.of(clipping, norms)
         # Each is freed before the next.
         sums = {name: factors.sum_of(name, gradients.pop(name)) for name in list(gradients)}
@@ -220,8 +221,7 @@ class BookKeeping:
     """
 
     def clipped_sum(self, forward: ForwardPass, parameters: Mapping[str, Tensor], clipping: Clipping) -> ClippedSum:
-        gradients = per_example_gradients(forward, parameters, lambda _, form: compact(form))
-        return clip_and_sum(gradients, forward.losses, clipping)
+        return clip_and_sum(per_example_gradients(forward, parameters, compacted), forward.losses, clipping)
 
 
 class Accumulator:

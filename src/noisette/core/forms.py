@@ -176,6 +176,11 @@ def compact(form: ExampleGradients) -> ExampleGradients:
     return form
 
 
+def compacted(forms: Mapping[str, ExampleGradients]) -> dict[str, ExampleGradients]:
+    """The gradients of several parameters by :func:`compact`."""
+    return {name: compact(form) for name, form in forms.items()}
+
+
 def squared_norms(forms: Mapping[str, ExampleGradients]) -> dict[str, Tensor]:
     """The squared norms of the gradients of several parameters, (b,); of many small layers in few operations."""
     squared: dict[str, Tensor] = {}

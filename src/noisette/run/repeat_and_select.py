@@ -60,7 +60,8 @@ def repeat_and_select(
             reached = float(score(result))
         except Exception:
             result, reached = fallback, -math.inf
-        if excess := [f"{n} × {event!r}" for event, n in of_run.events.items() if n > paid.get(event, 0)]:
+        excess = [f"{n} × {event!r}" for event, n in of_run.events.items() if n > paid.get(event, 0)]
+        if excess:
             raise PrivacyError(
                 f"a run of the search released {' and '.join(excess)}, but the search has paid for "
                 f"{' and '.join(f'{times} × {event!r}' for event, times in search.run)} in each run; nothing is "
