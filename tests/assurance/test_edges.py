@@ -36,8 +36,7 @@ def test_a_budget_is_kept_to_its_last_digits() -> None:
     declared = {"sampling_rate": 0.2, "expected_batch_size": 18, "steps": 40, "noise_multiplier": 1.5, "delta": 1e-4}
     accountant = RdpAccountant()
     with privatize(*parts(), NUMBERS, **declared, accountant=accountant) as run:
-        run.ledger.reserve(run.event, 40, run=run._paid._recorded)
-        price = run.epsilon(delta=1e-4)
+        price = accountant.compose({run.event: 40}).epsilon(delta=1e-4)
     privatize(*parts(), NUMBERS, **declared, epsilon=price, accountant=accountant).close()
     with pytest.raises(PrivacyError, match="beyond the budget"):
         privatize(*parts(), NUMBERS, **declared, epsilon=price * (1 - 1e-6), accountant=accountant)

@@ -406,7 +406,7 @@ def gradients(
 
 
 Answer = Callable[[Any, Tensor], Any]  # what a question, such as ``Tensor.item``, gives for a tensor of each example
-_ANSWER_AT: dict[int, Answer] = {}  # a level, where an operation asks
+_ANSWER_AT: dict[int, Answer | None] = {}  # by level, where an operation asks
 
 
 def _value(tensor: Tensor) -> Any:
@@ -424,8 +424,11 @@ with warnings.catch_warnings(action="ignore"):  # torch below 2.14 says that it 
 
 
 @contextmanager
-def vmap_level(count: int, answer: Answer) -> Iterator[int]:
-    """Within it ``vmap`` is in effect for so many examples, each with random numbers of its own; gives its level."""
+def vmap_level(count: int, answer: Answer | None) -> Iterator[int]:
+    """Within it ``vmap`` is in effect for so many examples, each with random numbers of its own; gives its level.
+
+    ``answer`` gives operations what they take out of a tensor; without it, they fail.
+    """
     # Without them vmap runs some operations, such as the negative log-likelihood, once for each example.
     lazy_load_decompositions()
     level = _functorch._vmap_increment_nesting(count, "different")
@@ -439,7 +442,10 @@ def vmap_level(count: int, answer: Answer) -> Iterator[int]:
 
 @contextmanager
 def one_example(
-    model: nn.Module, batch: Microbatch, answer: Answer, checkpoint: Callable[..., Iterator[None]] | None = None
+    model: nn.Module,
+    batch: Microbatch,
+    answer: Answer | None = None,
+    checkpoint: Callable[..., Iterator[None]] | None = None,
 ) -> Iterator[tuple[int, list[Tensor]]]:
     """Within it code computes for all examples at once; gives the level of ``vmap`` and the tensors of one example.
 

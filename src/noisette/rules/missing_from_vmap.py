@@ -159,7 +159,7 @@ rewrite(torch._is_all_true, Tensor._is_all_true, always=True)(lambda input: torc
 rewrite(Tensor.__iter__, always=True)(lambda tensor: iter(tensor.unbind(0)))
 rewrite(Tensor.retain_grad, always=True)(lambda tensor: None)  # nobody sees the gradient of an activation
 rewrite(Tensor.__repr__, Tensor.__format__, always=True)(  # numbers in a text could come back as numbers
-    lambda x, *_: f"tensor of shape {tuple(x.shape)} for each example"
+    lambda x, *_, tensor_contents=None: f"tensor of shape {tuple(x.shape)} for each example"
 )
 
 
