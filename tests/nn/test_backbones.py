@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from noisette.cli import app
 from noisette.nn.models.backbones import PACKAGES, folder_of
 from noisette.nn.models.factory import ImageFeatures, _responses, fixed_features
-from noisette.training.build import cached_features
+from noisette.training.build import cached_features, features_of
 from noisette.training.saved_model import SavedModel
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -139,6 +139,13 @@ def test_features_are_computed_once_and_kept_for_the_owner_alone(tmp_path: Path,
     for side in (4, 8):
         cached_features(ImageFeatures(nn.Identity(), side=side, mean=(0.5,), deviation=(0.5,)), inputs, compute)
     assert len(calls) == 5
+
+
+def test_features_of_public_examples_are_kept_as_those_of_records(images, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("pooch.os_cache", lambda name: tmp_path)
+    features, device = fixed_features(str(images), (3, 8, 8), words=False), torch.device("cpu")
+    assert features_of(torch.rand(2, 3, 8, 8), nn.Sequential(features, nn.Flatten()), device).shape == (2, 8)
+    assert len(list((tmp_path / "features").glob("*.safetensors"))) == 1
 
 
 def test_a_run_on_a_public_network_says_so_and_is_loaded_with_it(images, tmp_path, monkeypatch) -> None:
