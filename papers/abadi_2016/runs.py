@@ -35,8 +35,12 @@ class Run:
     points: tuple[tuple[int, float], ...]  # (step, test accuracy)
 
     def serves(self, plan: Plan) -> bool:
-        """Tell whether this run has the plan's setting and seed and is at least as long: a budget only ends a run."""
-        return (self.setting, self.seed) == (plan.setting, plan.seed) and self.steps >= plan.steps
+        """Tell whether this run has the plan's setting and seed and its length: a budget only ends a run."""
+        return (self.setting, self.seed) == (plan.setting, plan.seed) and self.lasts(plan.steps)
+
+    def lasts(self, steps: int) -> bool:
+        """Tell whether it has so many steps, up to 0.2 %, by which an accountant may since have become tighter."""
+        return self.steps >= 0.998 * steps
 
     def accuracy_within(self, steps: int) -> float | None:
         """Return the latest test accuracy within so many steps."""

@@ -43,7 +43,7 @@ def of_setting(runs: Sequence[Run], setting: Setting, *, steps: int = 1) -> list
     """Return the runs of a setting with at least so many steps, the longest of each seed."""
     longest: dict[int, Run] = {}
     for run in sorted(runs, key=lambda run: run.steps):
-        if run.setting == setting and run.steps >= steps:
+        if run.setting == setting and run.lasts(steps):
             longest[run.seed] = run
     return [longest[seed] for seed in sorted(longest)]
 

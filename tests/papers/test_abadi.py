@@ -63,6 +63,8 @@ def run(*points: tuple[int, float], seed: int = 0, setting: Setting | None = Non
 
 def test_a_longer_run_replaces_a_shorter_plan_and_not_the_reverse(tmp_path):
     assert missing([SHORT], read(write([LONG], tmp_path))) == []
+    tighter = run((round(0.999 * SHORT.steps), 0.9))  # made when the accountant allowed a few steps less
+    assert missing([SHORT], [tighter]) == []
     others = [replace(SHORT, seed=1), replace(SHORT, setting=Mnist(clip=8.0))]
     assert missing([LONG], read(write([SHORT], tmp_path))) == [LONG]
     assert missing([SHORT, *others], read(write([SHORT], tmp_path))) == others

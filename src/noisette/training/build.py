@@ -263,24 +263,23 @@ class Examples(TensorDataset):
 
     def __init__(self, split: Split, fixed: nn.Module | None, device: torch.device) -> None:
         inputs, targets = torch.as_tensor(split.inputs), torch.as_tensor(split.targets, device=device)
-        super().__init__(inputs.to(device) if fixed is None else _features(inputs, fixed, device), targets)
+        super().__init__(inputs.to(device) if fixed is None else features_of(inputs, fixed, device), targets)
         self.known_by = (split.inputs, split.targets)
 
 
-def _features(inputs: Tensor, fixed: nn.Module, device: torch.device) -> Tensor:
-    """As :func:`features_of`, those of a public network from an earlier run if there was one."""
+def features_of(inputs: Tensor, fixed: nn.Module, device: torch.device) -> Tensor:
+    """The fixed features of inputs (n, ...); those of a public network from an earlier run if there was one."""
     if isinstance(fixed, nn.Sequential):
         for part in fixed:
-            inputs = _features(inputs, part, device)
+            inputs = features_of(inputs, part, device)
         return inputs.to(device)
     if isinstance(fixed, factory.ImageFeatures | factory.TextFeatures):
-        return cached_features(fixed, inputs, partial(features_of, inputs, fixed, device)).to(device)
-    return features_of(inputs, fixed, device)
+        return cached_features(fixed, inputs, partial(_computed, inputs, fixed, device)).to(device)
+    return _computed(inputs, fixed, device)
 
 
 @torch.no_grad()
-def features_of(inputs: Tensor, fixed: nn.Module, device: torch.device) -> Tensor:
-    """The fixed features of inputs (n, ...)."""
+def _computed(inputs: Tensor, fixed: nn.Module, device: torch.device) -> Tensor:
     shape = fixed(inputs.new_zeros((1, *inputs.shape[1:]), device=device)).shape[1:]
     features = torch.empty(len(inputs), *shape, device=device)
     pairs = zip(features.split(_AT_ONCE), inputs.split(_AT_ONCE), strict=True)
