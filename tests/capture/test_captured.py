@@ -213,8 +213,6 @@ def test_what_is_asked_for_is_done_at_once_and_otherwise_in_long_runs_alone() ->
     for compiles in (False, True):
         schedule = Schedule(at_once=True, compiles=compiles)
         assert schedule.traces(1000, 0.0, 0.0, 0)
-        served = [schedule.traces(4, 0.1, left, 150) for left in (50, 200, 5000)]  # by a graph of more rows
-        assert served == [False, not compiles, True]
         assert schedule.compiles_graph(1000, 0.0, 0.0) == compiles
     with pytest.raises(ValueError, match="choose one of 'auto', 'eager', 'graph', 'compiled'"):
         schedule_of("fast")

@@ -145,8 +145,8 @@ def record_rows(model: TrainedModel, batch: Microbatch, *, one_by_one: bool) -> 
     if any(tensor.requires_grad for tensor in batch.tensors):
         raise PrivacyError(
             "the private model was called with a tensor that requires gradients, and none flow through it: give it "
-            "tensor.detach() where none are needed, call model.eval() first where those of inputs are, or make what "
-            "computes the tensor a part of the model"
+            "tensor.detach() where none are needed, call model.eval() first where those of inputs are, train what made "
+            "it where no record is (Lightning: in on_train_batch_end), or make that a part of the model"
         )
     with vmap.shared_numbers(model.module, model.buffers.seed) as (code, _):
         if not one_by_one:

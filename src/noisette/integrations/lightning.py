@@ -23,11 +23,13 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from noisette.accounting.budget import check_numbers
 from noisette.core.batches import Batch
 from noisette.core.steps import held_by
+from noisette.core.trees import tensors
 from noisette.errors import PrivacyError, plain
 from noisette.integrations.boundary import WHOLE, Boundary
 from noisette.run.checkpoint import Fingerprint, SavedRun, capture_state, check_declared_again
@@ -452,9 +454,7 @@ class LightningRun:
                 each.step = partial(_step, each)
         self._batches = run.batches(to=module.device)
         self._step, self._hooks, self._convert = step, hooks, trainer.precision_plugin.convert_input
-        self._handles = [optimizer.register_step_pre_hook(partial(_after_release, module))]
-        self._handles += [each.register_step_pre_hook(self._check_no_records) for each in free]
-        self._free = free
+        self._hook, self._free = optimizer.register_step_pre_hook(partial(_after_release, module)), free
         if trainer.checkpoint_callbacks and self._processes == 1:  # so that it fails before the first release
             Path(trainer.default_root_dir).mkdir(parents=True, exist_ok=True)
             with TemporaryDirectory(prefix="rehearsal-", dir=trainer.default_root_dir) as folder:
@@ -529,18 +529,44 @@ class LightningRun:
         modes = [(each, each.training) for part in others for each in part.modules()]
         for part in others:  # in training mode the batch norm of a generator would mix the batch, and count it
             part.eval()
+        held = self._held(module)
+        hook = register_optimizer_step_pre_hook(self._check_no_records)  # also of one that Lightning does not know
         try:
             with self._computing(module):
                 for piece in self.boundary.pieces(batch, optimizer, WHOLE):
                     self._step(_changed(self._convert(piece), self._hooks))
+                if self.part is not module:
+                    self._check_nothing_is_kept(held, self._held(module))
         finally:
+            hook.remove()
             for part, mode in modes:
                 part.training = mode
             for each in self._free:
                 each.zero_grad()
 
+    def _held(self, module: Any) -> dict[str, list[tuple[Tensor, int]]]:
+        """The tensors that the module holds beside weights and the part that records train, and their versions."""
+        of_part = set(self.part.modules())
+        values = {
+            f"{prefix}.{name}".strip("."): value
+            for prefix, each in module.named_modules()
+            for name, value in ({} if each in of_part else vars(each) | each._buffers).items()
+            if name not in ("_parameters", "_buffers")
+        }
+        return {name: [(tensor, tensor._version) for tensor in tensors(value)] for name, value in values.items()}
+
+    def _check_nothing_is_kept(self, before: Any, now: Any) -> None:
+        of = {name: [(id(tensor), version) for tensor, version in held] for name, held in before.items()}
+        if kept := [
+            name for name, held in now.items() if [(id(t), version) for t, version in held] != of.get(name, [])
+        ]:
+            raise PrivacyError(
+                f"training_step keeps tensors in the module ({', '.join(kept)}), and they may come from records, which "
+                "on_train_batch_end would train the generator with: compute them there, from what is public"
+            )
+
     def _check_no_records(self, optimizer: Any, *_: object) -> None:
-        if self.computes_loss:
+        if self._run is not None and optimizer is not self._run.optimizer:
             raise PrivacyError(
                 f"training_step steps the {type(optimizer).__name__} of what records do not train, and it has records: "
                 "compute the loss of the generator and step its optimizer in on_train_batch_end(self, outputs, batch, "
@@ -610,8 +636,7 @@ class LightningRun:
                 shutil.rmtree(folder, ignore_errors=True)
                 with suppress(OSError):
                     folder.parent.rmdir()  # if it was the last one
-            for handle in self._handles:
-                handle.remove()
+            self._hook.remove()
             run.close()
             self._run, self._batches = None, iter(())
             if self.boundary is not None:

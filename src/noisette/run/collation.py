@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_flatten
 from torch.utils.data import default_collate
 
-from noisette.core.trees import children, map_leaves, tensors
+from noisette.core.trees import children, leaves, map_leaves, tensors
 
 _NUMERIC = "biufc"  # kinds of arrays that become tensors
 _PLAIN = frozenset((int, float, bool, str, bytes, type(None)))
@@ -236,7 +236,8 @@ class PaddedBuckets:
         for index, length in self._shorter:
             edge = self.edges[self._edge_of[index]]
             alone = PaddedBuckets([self._records[index]], length, pad=self._pad)
-            own, padded = (tensors(collate([one])) for one in (alone[0], self[index]))
+            found = [leaves(collate([one])) for one in (alone[0], self[index])]
+            own, padded = ([torch.as_tensor(leaf) for leaf in of if isinstance(leaf, Tensor | int)] for of in found)
             for one, other in zip(own, padded, strict=False):
                 expected = (length, edge) if one.shape == other.shape else (1, 1)
                 if (one == expected[0]).all() and (other == expected[1]).all():
