@@ -45,6 +45,7 @@ READERS: dict[str, Callable[[Tensor], object]] = {
     "storage": lambda x: list(x.untyped_storage()),
     "a mask's length": lambda x: len(x[x > 0]),
     "a length": lambda x: len(x.nonzero()),
+    "a parameter": lambda x: float(nn.Parameter(x.new_ones(()))),
 }
 
 

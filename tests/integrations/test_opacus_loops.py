@@ -160,10 +160,9 @@ def test_texts_that_are_padded_to_the_longest_in_whole_batches_and_in_pieces(
     with pytest.raises(ValueError, match=r"noisette\.PaddedBuckets\(dataset.*Opacus loop.*max_physical_batch_size=1"):
         next(iter(made(given)[-1]))
     close_run(model)
-    told_late = lambda b: padded_to_the_longest([(ids, told(ids), y) for ids, y in b])  # noqa: E731
-    for collate in (told_late, lambda b: [len(ids) for ids, _ in b]):
+    for late in (lambda b: padded_to_the_longest([(x, told(x), y) for x, y in b]), lambda b: [len(x) for x, _ in b]):
         with pytest.raises(ValueError, match=r"length of a record that PaddedBuckets has padded from 3 to .: let the"):
-            made(PaddedBuckets(texts, edges), collate)
+            made(PaddedBuckets(texts, edges), late)
     engine, wrapped, optimizer, loader = made(PaddedBuckets(given, edges, pad=pad))
     widths = []
     with BatchMemoryManager(data_loader=loader, max_physical_batch_size=most, optimizer=optimizer) as in_pieces:

@@ -128,6 +128,7 @@ def trace(function: Function, inputs: Sequence[Tensor], buffers: Mapping[str, Te
 
 
 _GIVE_VALUES = {Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__, Tensor.storage, Tensor.__reduce_ex__}
+_ASK = {Tensor.item, Tensor.__int__, Tensor.__float__, Tensor.__bool__, Tensor.__index__}  # a parameter would answer
 
 
 class _NoValues(TorchFunctionMode):
@@ -136,7 +137,7 @@ class _NoValues(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func in _GIVE_VALUES:
+        if func in _GIVE_VALUES or (func in _ASK and isinstance(args[0], torch.nn.Parameter)):
             raise CaptureError(f"code reads the values of a tensor by {func.__name__}")
         return func(*args, **(kwargs or {}))
 
