@@ -94,7 +94,7 @@ FORMS = [
     lambda m, x: m.f(x) if torch.allclose(x, x + 1e-12) else m.f(-x),
     lambda m, x: m.f(x)[:, len(torch.unique_consecutive((x < 1e3) * x.new_tensor([1, 1, 2, 1]))) :],
     lambda m, x: m.f(x + torch.zeros_like(m.f.bias, requires_grad=True).requires_grad_()),
-    lambda m, x: m.f(x).narrow(1, size(x) - 2, size(x)) + x.new_ones(size(x)),
+    lambda m, x: torch.narrow(input=m.f(x), dim=1, start=size(x) - 2, length=size(x)) + x.new_ones(size(x)),
     lambda m, x: m.f(x)[:, torch.arange(size(x))] + torch.zeros(1, size(x)),
     lambda m, x: m.f(x)[:, : size(x)] * torch.arange(4)[: size(x)] + x @ m.f.weight[: size(x)].T,
     lambda m, x: F.interpolate(m.f(x)[None], size=size(x)) ** torch.tensor([size(x), 2, 1]),

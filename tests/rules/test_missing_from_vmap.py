@@ -36,7 +36,7 @@ def selected(m: Any, x: Tensor, mask: Tensor) -> Tensor:
 
 def by_places(m: Any, x: Tensor, mask: Tensor) -> Tensor:
     h, at = m(x), mask.nonzero()
-    return h[at[:, 0], at[:, 1]].exp().sum() + h[torch.where(mask)].square().sum()
+    return h[at[:, 0], at[:, 1]].exp().sum() + h[torch.where(condition=mask)].square().sum()
 
 
 def written(m: Any, x: Tensor, mask: Tensor) -> Tensor:

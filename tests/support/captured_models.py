@@ -112,7 +112,7 @@ def factories(m: Any, x: Tensor) -> Tensor:
     out = torch.zeros(x.shape[0], 5, dtype=x.dtype)
     out[:, :3] = m.first(x)
     scale = torch.linspace(0, 1, 5, dtype=x.dtype) + torch.full((5,), 0.1, dtype=x.dtype)
-    return torch.where(torch.arange(5) > 3, m.second(out), out * scale) + x.new_ones(1) * torch.tensor(2.0)
+    return torch.where(torch.arange(5) > 3, input=m.second(out), other=out * scale) + x.new_ones(1) * torch.tensor(2.0)
 
 
 def normed() -> nn.Module:

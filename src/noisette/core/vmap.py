@@ -405,8 +405,9 @@ def gradients(
     return tuple([g if g is None else add_example_axis(g, axis, level) for g, axis in zip(found, axes, strict=True)])
 
 
-Answer = Callable[[Any, Tensor], Any]  # what a question, such as ``Tensor.item``, gives for a tensor of each example
-_ANSWER_AT: dict[int, Answer | None] = {}  # by level, where an operation asks
+# What a question, such as ``Tensor.item``, gives for a tensor of each example; ``None`` where nothing may ask.
+Answer = Callable[[Any, Tensor], Any] | None
+_ANSWER_AT: dict[int, Answer] = {}  # by level, where an operation asks
 
 
 def _value(tensor: Tensor) -> Any:
@@ -424,11 +425,8 @@ with warnings.catch_warnings(action="ignore"):  # torch below 2.14 says that it 
 
 
 @contextmanager
-def vmap_level(count: int, answer: Answer | None) -> Iterator[int]:
-    """Within it ``vmap`` is in effect for so many examples, each with random numbers of its own; gives its level.
-
-    ``answer`` gives operations what they take out of a tensor; without it, they fail.
-    """
+def vmap_level(count: int, answer: Answer) -> Iterator[int]:
+    """Within it ``vmap`` is in effect for so many examples, each with random numbers of its own; gives its level."""
     # Without them vmap runs some operations, such as the negative log-likelihood, once for each example.
     lazy_load_decompositions()
     level = _functorch._vmap_increment_nesting(count, "different")
@@ -442,10 +440,7 @@ def vmap_level(count: int, answer: Answer | None) -> Iterator[int]:
 
 @contextmanager
 def one_example(
-    model: nn.Module,
-    batch: Microbatch,
-    answer: Answer | None = None,
-    checkpoint: Callable[..., Iterator[None]] | None = None,
+    model: nn.Module, batch: Microbatch, answer: Answer = None, checkpoint: Callable[..., Iterator[None]] | None = None
 ) -> Iterator[tuple[int, list[Tensor]]]:
     """Within it code computes for all examples at once; gives the level of ``vmap`` and the tensors of one example.
 

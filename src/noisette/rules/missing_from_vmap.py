@@ -71,8 +71,9 @@ def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
     return places if as_tuple else torch.stack(places, -1)
 
 
-# Given nothing to choose from.
-rewrite(torch.where, always=True)(lambda mask, *choices: NotImplemented if choices else nonzero(mask, as_tuple=True))
+rewrite(torch.where, always=True)(  # given nothing to choose from
+    lambda condition, input=None, other=None: nonzero(condition, as_tuple=True) if input is None else NotImplemented
+)
 
 
 @rewrite(torch.unique_consecutive, Tensor.unique_consecutive, always=True)
@@ -152,7 +153,9 @@ def _are_all(compare: Any, input: Tensor, other: Tensor, **tolerances: Any) -> b
 rewrite(torch.equal, Tensor.equal, always=True)(partial(_are_all, torch.eq))
 rewrite(torch.allclose, Tensor.allclose, always=True)(partial(_are_all, torch.isclose))
 rewrite(torch.narrow, Tensor.narrow, always=True)(  # torch 2.14 lacks it where the beginning is in a tensor
-    lambda x, dim, start, length: x.narrow(dim, int(start), length) if isinstance(start, Tensor) else NotImplemented
+    lambda input, dim, start, length: (
+        input.narrow(dim, int(start), length) if isinstance(start, Tensor) else NotImplemented
+    )
 )
 # Whether arguments are valid, as of a distribution: no branch may depend on it.
 rewrite(torch._is_all_true, Tensor._is_all_true, always=True)(lambda input: torch.ones((), dtype=torch.bool))  # pyright: ignore[reportPrivateImportUsage, reportAttributeAccessIssue]
